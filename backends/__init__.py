@@ -1,0 +1,1 @@
+"""Backends: what turns a lowered program into files."""

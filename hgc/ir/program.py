@@ -1,0 +1,189 @@
+"""The IR: a :class:`Program` is a two-level ``torch.fx`` graph.
+
+Root graph (``program.root``)::
+
+    input_ids = placeholder
+    w         = get_attr["state.model.layers.0.mlp.up_proj.weight"]     one node for each parameter or buffer
+    out       = call_module["bodies.LlamaDecoderLayer"](x, cos, sin, w, ...)   one node for each block
+    x1        = getitem(out, 0)
+    output(loss)
+
+A body is an ``fx.GraphModule`` of ATen and ``hgc`` operators whose placeholders are the activations first, then parameters and
+buffers, and which returns a tuple. Isomorphic blocks call the same body. Sizes never cross a block border: a body
+reads them from its own inputs (``aten.sym_size.int``), so ``Info.size`` nodes exist in bodies only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx, nn
+
+from hgc.ir.value import Info, Value, info
+
+STATE = "state."
+BODIES = "bodies."
+
+
+@dataclass(frozen=True)
+class SymbolInfo:
+    """What a size symbol means: the user's axis name, the range tracing found legal, and the example's size."""
+
+    meaning: str
+    low: int
+    high: int | None
+    hint: int
+
+
+@dataclass(frozen=True)
+class State:
+    """A parameter, buffer or constant under its original name.
+
+    ``aliases`` are further names of the same tensor (tied weights). ``data`` is kept for buffers and constants that no
+    checkpoint holds (rotary frequencies); it is ``None`` for parameters and for what a state dict provides.
+    """
+
+    name: str
+    value: Value
+    kind: str  # "parameter" | "buffer" | "constant"
+    aliases: tuple[str, ...] = ()
+    persistent: bool = True
+    data: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """One call of a body: the root node, the body's name, and where the block stood in the user's model."""
+
+    node: fx.Node
+    body: str
+    path: str
+
+
+@dataclass
+class Program:
+    """A traced model with its loss, before or after transforms.
+
+    ``mesh`` lists the mesh axes lowered so far with their sizes, major axis first; ``reference`` is the single-device program
+    that the transforms started from, kept for the verifier; ``report`` lists assumptions and fallbacks in plain sentences.
+    """
+
+    root: fx.GraphModule
+    symbols: dict[sympy.Symbol, SymbolInfo]
+    state: dict[str, State]
+    mesh: dict[str, int] = field(default_factory=dict)
+    report: list[str] = field(default_factory=list)
+    reference: Program | None = None
+    name: str = "Model"
+
+    @property
+    def bodies(self) -> dict[str, fx.GraphModule]:
+        """Body name -> graph, in order of first use."""
+        return {block.body: self.body(block.body) for block in self.blocks()}
+
+    def body(self, name: str) -> fx.GraphModule:
+        found = self.root.get_submodule(BODIES + name)
+        assert isinstance(found, fx.GraphModule)
+        return found
+
+    def add_body(self, name: str, body: fx.GraphModule) -> None:
+        """Add or replace a body."""
+        self.root.add_submodule(BODIES + name, body)
+
+    def blocks(self) -> Iterator[Block]:
+        """Blocks in execution order."""
+        for node in self.root.graph.nodes:
+            if node.op == "call_module":
+                yield Block(node, str(node.target).removeprefix(BODIES), info(node).path)
+
+    def inputs(self) -> list[fx.Node]:
+        return [n for n in self.root.graph.nodes if n.op == "placeholder"]
+
+    def output(self) -> fx.Node:
+        """The node that computes the loss."""
+        (out,) = (n for n in self.root.graph.nodes if n.op == "output")
+        loss = out.args[0]
+        assert isinstance(loss, fx.Node)
+        return loss
+
+    def hints(self) -> dict[sympy.Symbol, int]:
+        return {symbol: found.hint for symbol, found in self.symbols.items()}
+
+    def copy(self) -> Program:
+        """An independent program; transforms work on a copy and never change their input."""
+        root = copy_graph_module(self.root)
+        root.add_module("bodies", nn.Module())
+        for name, body in self.bodies.items():
+            root.add_submodule(BODIES + name, copy_graph_module(body))
+        return Program(root, dict(self.symbols), dict(self.state), dict(self.mesh), list(self.report), self.reference, self.name)
+
+    def run(self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Execute node by node: the reference, for tests. ``state`` maps original names (or an alias) to tensors."""
+        values = dict(state)
+        for entry in self.state.values():
+            for alias in entry.aliases:
+                if alias in values:
+                    values.setdefault(entry.name, values[alias])
+            if entry.data is not None:
+                values.setdefault(entry.name, entry.data)
+        loss = _Reference(self.root, values).run(*[inputs[n.name] for n in self.inputs()])
+        assert isinstance(loss, torch.Tensor)
+        return loss
+
+    def __str__(self) -> str:
+        from hgc.ir.printing import format_program
+
+        return format_program(self)
+
+
+class _Reference(fx.Interpreter):
+    def __init__(self, root: fx.GraphModule, state: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(root)
+        self.state = state
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        return self.state[str(target).removeprefix(STATE)]
+
+
+def copy_graph_module(source: fx.GraphModule) -> fx.GraphModule:
+    """Copy graph and node metadata (fx shares ``meta`` dicts on copy), share the attributes."""
+    graph = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    output = graph.graph_copy(source.graph, nodes)
+    graph.output(output)
+    for old, new in nodes.items():
+        new.meta = dict(old.meta)
+    return fx.GraphModule(source, graph, class_name=source.__class__.__name__)
+
+
+def state_module(state: Mapping[str, State]) -> nn.Module:
+    """A module tree of meta tensors in which every original name resolves, for the root graph's ``get_attr``."""
+    root = nn.Module()
+    for entry in state.values():
+        holder = root
+        *path, leaf = entry.name.split(".")
+        for part in path:
+            if not isinstance(getattr(holder, part, None), nn.Module):
+                holder.add_module(part, nn.Module())
+            holder = getattr(holder, part)
+        shape = [int(size) for size in entry.value.shape]
+        holder.register_buffer(leaf, torch.empty(shape, dtype=entry.value.dtype, device="meta"))
+    return root
+
+
+def new_root(graph: fx.Graph, state: Mapping[str, State], bodies: Mapping[str, fx.GraphModule]) -> fx.GraphModule:
+    """Assemble the root module from its graph, the state it reads and the bodies it calls."""
+    holder = nn.Module()
+    holder.add_module("state", state_module(state))
+    holder.add_module("bodies", nn.Module())
+    for name, body in bodies.items():
+        holder.bodies.add_module(name, body)
+    return fx.GraphModule(holder, graph, class_name="Root")
+
+
+__all__ = ["Block", "Info", "Program", "State", "SymbolInfo", "copy_graph_module", "new_root"]

@@ -1,0 +1,1 @@
+"""Passes: what reads a program (analyses), decides (planners) and rewrites (transforms)."""

@@ -1,0 +1,1 @@
+"""The ``hgc`` command and what it runs."""

@@ -1,0 +1,41 @@
+"""The operators of the IR: targets of graph nodes and what a running program calls, one and the same."""
+
+from hgc.ir.ops.collectives import (
+    all_gather,
+    all_gather_i,
+    all_reduce,
+    all_reduce_r,
+    all_to_all,
+    as_invariant,
+    copy_in,
+    reduce_scatter,
+    shard,
+    shard_r,
+)
+from hgc.ir.ops.groups import rank, set_groups, size, use
+from hgc.ir.ops.losses import cross_entropy, vocab_embedding
+from hgc.ir.ops.norms import batch_norm
+from hgc.ir.ops.random import dropout, manual_seed, random_axes
+
+__all__ = [
+    "all_gather",
+    "all_gather_i",
+    "all_reduce",
+    "all_reduce_r",
+    "all_to_all",
+    "as_invariant",
+    "batch_norm",
+    "copy_in",
+    "cross_entropy",
+    "dropout",
+    "manual_seed",
+    "random_axes",
+    "rank",
+    "reduce_scatter",
+    "set_groups",
+    "shard",
+    "shard_r",
+    "size",
+    "use",
+    "vocab_embedding",
+]

@@ -1,0 +1,237 @@
+"""Collectives as forward/backward pairs: each names what happens to the value and what happens to its gradient.
+
+torch's functional collectives move the data, below autograd: their own gradient formulas have another meaning (the gradient of
+``all_reduce`` is summed again, which is the ``all_reduce_r`` of this file and four times too large for an invariant loss on four ranks).
+``dim`` counts from the front. A tensor that needs no gradient takes the same path without autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgc._torch_compat import functional_collectives as raw
+from hgc.ir.ops import groups
+from hgc.ir.ops.layout import Parts, join, rank_major, take
+
+# -- on the data, without gradients ---------------------------------------------------------------------------------------------------
+
+
+def sum_over(x: Tensor, name: str) -> Tensor:
+    return raw.wait_tensor(raw.all_reduce(x.contiguous(), "sum", name))
+
+
+def max_over(x: Tensor, name: str) -> Tensor:
+    return raw.wait_tensor(raw.all_reduce(x.contiguous(), "max", name))
+
+
+def stack_over(x: Tensor, size: int, name: str) -> Tensor:
+    """``[*shape]`` on each rank to ``[size, *shape]`` on all."""
+    flat = raw.wait_tensor(raw.all_gather_into_tensor(x.contiguous(), size, name))
+    return flat.view(size, *x.shape)
+
+
+def _gather(x: Tensor, dim: int, size: int, name: str, parts: Parts = 1) -> Tensor:
+    return join(stack_over(x, size, name), dim, parts)
+
+
+def _reduce_scatter(x: Tensor, dim: int, size: int, name: str, parts: Parts = 1) -> Tensor:
+    shards = rank_major(x, dim, size, parts).contiguous()
+    return raw.wait_tensor(raw.reduce_scatter_tensor(shards.flatten(0, 1), "sum", size, name))
+
+
+def _exchange(x: Tensor, src: int, dst: int, size: int, name: str) -> Tensor:
+    shards = rank_major(x, dst, size).contiguous()
+    splits = [shards.size(1)] * size
+    received = raw.wait_tensor(raw.all_to_all_single(shards.flatten(0, 1), splits, splits, name))
+    return join(received.view(shards.shape), src)
+
+
+# -- with gradients -------------------------------------------------------------------------------------------------------------------
+
+
+class _CopyIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return sum_over(grad, ctx.name), None
+
+
+class _AsInvariant(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rank: int) -> Tensor:
+        ctx.rank = rank
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad if ctx.rank == 0 else torch.zeros_like(grad), None
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        return sum_over(x, name)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class _AllReduceR(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        return sum_over(x, name)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return sum_over(grad, ctx.name), None
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, parts: Parts) -> Tensor:
+        ctx.where = (dim, size, name, parts)
+        return _gather(x, dim, size, name, parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _reduce_scatter(grad, *ctx.where), None, None, None, None
+
+
+class _AllGatherI(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, rank: int, parts: Parts) -> Tensor:
+        ctx.where = (dim, rank, size, parts)
+        return _gather(x, dim, size, name, parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return take(grad, *ctx.where).contiguous(), None, None, None, None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str) -> Tensor:
+        ctx.where = (dim, size, name)
+        return _reduce_scatter(x, dim, size, name)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _gather(grad, *ctx.where), None, None, None
+
+
+class _Shard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, rank: int, parts: Parts) -> Tensor:
+        ctx.where = (dim, size, name, parts)
+        return take(x, dim, rank, size, parts).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _gather(grad, *ctx.where), None, None, None, None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, src: int, dst: int, size: int, name: str) -> Tensor:
+        ctx.where = (dst, src, size, name)
+        return _exchange(x, src, dst, size, name)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _exchange(grad, *ctx.where), None, None, None, None
+
+
+# -- the operators --------------------------------------------------------------------------------------------------------------------
+
+
+def copy_in(x: Tensor, axis: str) -> Tensor:
+    """I -> R: the value itself; its gradient, partial on each rank, is summed over ``axis``."""
+    group = groups.find(axis)
+    return _CopyIn.apply(x, group.name) if group and x.requires_grad else x  # type: ignore[no-untyped-call, no-any-return]
+
+
+def as_invariant(x: Tensor, axis: str) -> Tensor:
+    """R -> I: the value itself; its gradient, equal on all ranks, counts on the first rank of ``axis`` only."""
+    group = groups.find(axis)
+    return _AsInvariant.apply(x, group.rank) if group and x.requires_grad else x  # type: ignore[no-untyped-call, no-any-return]
+
+
+def all_reduce(x: Tensor, axis: str) -> Tensor:
+    """P -> I: the sum over ``axis``; the gradient passes as it is."""
+    group = groups.find(axis)
+    if group is None:
+        return x
+    return _AllReduce.apply(x, group.name) if x.requires_grad else sum_over(x, group.name)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def all_reduce_r(x: Tensor, axis: str) -> Tensor:
+    """P -> R: the sum over ``axis``, in forward and in backward."""
+    group = groups.find(axis)
+    if group is None:
+        return x
+    return _AllReduceR.apply(x, group.name) if x.requires_grad else sum_over(x, group.name)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def all_gather(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
+    """S -> R: the whole tensor; its gradient, partial on each rank, is summed and scattered. ``parts``: global part sizes of ``dim``."""
+    group = groups.find(axis)
+    if group is None:
+        return x
+    if not x.requires_grad:
+        return _gather(x, dim, group.size, group.name, parts)
+    return _AllGather.apply(x, dim, group.size, group.name, parts)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def all_gather_i(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
+    """S -> I: the whole tensor; of its gradient, equal on all ranks, each rank keeps its slice."""
+    group = groups.find(axis)
+    if group is None:
+        return x
+    if not x.requires_grad:
+        return _gather(x, dim, group.size, group.name, parts)
+    return _AllGatherI.apply(x, dim, group.size, group.name, group.rank, parts)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
+    """P -> S: the rank's slice of the sum; the gradient is gathered."""
+    group = groups.find(axis)
+    if group is None:
+        return x
+    if not x.requires_grad:
+        return _reduce_scatter(x, dim, group.size, group.name)
+    return _ReduceScatter.apply(x, dim, group.size, group.name)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def shard(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
+    """I -> S: the rank's slice; the gradient is gathered. Raises ``ShardingError`` if ``dim`` does not divide."""
+    group = groups.find(axis)
+    if group is None:
+        return x
+    if not x.requires_grad:
+        return take(x, dim, group.rank, group.size, parts)
+    return _Shard.apply(x, dim, group.size, group.name, group.rank, parts)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def shard_r(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
+    """R -> S: the rank's slice; the gradient is padded with zeros, without communication."""
+    group = groups.find(axis)
+    return take(x, dim, group.rank, group.size, parts) if group else x
+
+
+def all_to_all(x: Tensor, src: int, dst: int, axis: str) -> Tensor:
+    """S(src) -> S(dst): dim ``src`` becomes whole, dim ``dst`` is split; the gradient takes the way back."""
+    group = groups.find(axis)
+    if group is None:
+        return x
+    if not x.requires_grad:
+        return _exchange(x, src, dst, group.size, group.name)
+    return _AllToAll.apply(x, src, dst, group.size, group.name)  # type: ignore[no-untyped-call, no-any-return]

@@ -1,0 +1,90 @@
+"""Random numbers that differ along some mesh axes and agree along all others.
+
+All ranks seed torch alike and draw alike, so the default CPU generator is in step on all ranks. Code that needs numbers of its own on each
+rank draws *one* number from it, mixes in the rank's coordinates on the axes concerned, and seeds a stream with the result. No
+stream has a state of its own: restoring the default generator (activation checkpointing, a resumed run) restores everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hgc.ir.ops import groups
+
+
+class _Root(threading.local):
+    """The generator that is in step on all ranks: torch's own, unless ranks are threads that share it."""
+
+    def __init__(self) -> None:
+        self.generator: torch.Generator | None = None
+
+
+_root = _Root()
+_default_generators = threading.RLock()  # they belong to the process, ranks that are threads take turns
+
+
+def manual_seed(seed: int) -> None:
+    """Seed all random numbers of this rank; every rank must pass the same ``seed``."""
+    if _root.generator is not None:
+        _root.generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+@contextmanager
+def own_root(seed: int) -> Iterator[None]:
+    """Give this thread a root generator of its own, for ranks that are threads of one process."""
+    before = _root.generator
+    _root.generator = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        _root.generator = before
+
+
+def _next_seed(axes: tuple[str, ...]) -> int:
+    drawn = int(torch.randint(2**62, (), generator=_root.generator))
+    text = f"{drawn}|" + ",".join(f"{axis}={groups.rank(axis)}" for axis in sorted(axes))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+@contextmanager
+def random_axes(axes: tuple[str, ...]) -> Iterator[None]:
+    """Inside, torch's default generators give numbers that differ along ``axes`` and agree along every other mesh axis.
+
+    Outside they continue one draw later than before. If no axis has two ranks the default generators are left alone.
+    """
+    if not groups.find_all(axes):
+        yield
+        return
+    seed = _next_seed(axes)
+    with _default_generators:
+        generators = [torch.default_generator]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        before = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
+
+
+@torch.compiler.disable
+def _dropout_along(x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
+    with random_axes(axes):
+        return F.dropout(x, p, training=True)
+
+
+def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:
+    """``F.dropout`` in training, with masks that differ along ``random_axes`` and agree along every other mesh axis."""
+    return _dropout_along(x, p, random_axes) if groups.find_all(random_axes) else F.dropout(x, p, training=True)

@@ -1,0 +1,66 @@
+"""Collectives: what they do to placements on their own axis, and what they let through on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hgc.ir import ops
+from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard
+from hgc.ir.rules.core import PARTIAL, Call, Case, rule
+
+COLLECTIVES: tuple[Any, ...] = (
+    ops.copy_in,
+    ops.as_invariant,
+    ops.all_reduce,
+    ops.all_reduce_r,
+    ops.all_gather,
+    ops.all_gather_i,
+    ops.reduce_scatter,
+    ops.shard,
+    ops.shard_r,
+    ops.all_to_all,
+)
+_WITHOUT_DIM = (ops.copy_in, ops.as_invariant, ops.all_reduce, ops.all_reduce_r)
+
+
+def transition(target: Any, arguments: Any) -> tuple[Placement, Placement]:
+    """The placement a collective takes on its own axis, and the one it gives."""
+    if target is ops.all_to_all:
+        return Shard(arguments["src"]), Shard(arguments["dst"])
+    fixed: dict[Any, tuple[Placement, Placement]] = {
+        ops.copy_in: (Invariant(), Replicated()),
+        ops.as_invariant: (Replicated(), Invariant()),
+        ops.all_reduce: (Partial(), Invariant()),
+        ops.all_reduce_r: (Partial(), Replicated()),
+    }
+    if target in fixed:
+        return fixed[target]
+    shard = Shard(arguments["dim"], _parts(arguments.get("parts", 1)))
+    along: dict[Any, tuple[Placement, Placement]] = {
+        ops.all_gather: (shard, Replicated()),
+        ops.all_gather_i: (shard, Invariant()),
+        ops.reduce_scatter: (Partial(), shard),
+        ops.shard: (Invariant(), shard),
+        ops.shard_r: (Replicated(), shard),
+    }
+    return along[target]
+
+
+def _parts(parts: Any) -> Any:
+    return tuple(parts) if isinstance(parts, list) else parts
+
+
+@rule(*COLLECTIVES)
+def passing(call: Call) -> Iterator[Case]:
+    """On another axis a collective is an ordinary linear operator. A dim that it moves may be sharded by an axis before its own only."""
+    yield call.all_whole()
+    yield call.case({0: PARTIAL}, PARTIAL)
+    (operand,) = call.operands
+    moved = () if call.target in _WITHOUT_DIM else (call["src"], call["dst"]) if call.target is ops.all_to_all else (call["dim"],)
+    for dim in range(operand.rank):
+        if (dim not in moved or call.is_before(call["axis"])) and call.divides(operand.shape[dim]):
+            yield call.case({0: Shard(dim)}, Shard(dim))
+    found = operand.found
+    if isinstance(found, Shard) and not found.is_plain and found.dim not in moved:
+        yield call.case({0: found}, found)

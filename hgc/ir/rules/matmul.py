@@ -1,0 +1,104 @@
+"""Matrix products, convolutions and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hgc.ir import ops
+from hgc.ir.placement import Placement, Shard
+from hgc.ir.rules.core import PARTIAL, Call, Case, append_axis, overloads, rule, strided_inputs
+
+
+@rule(*overloads("linear"))
+def linear(call: Call) -> Iterator[Case]:
+    """``y = x W^T + b``: rows of ``W`` give column parallel output, columns of ``W`` a partial sum (no bias then)."""
+    x, w, bias = call["input"], call["weight"], call["bias"]
+    last = x.rank - 1
+    yield call.all_whole()
+    for dim in range(last):
+        if call.divides(x.shape[dim]):
+            yield call.case({x.index: Shard(dim)}, Shard(dim))
+    if call.divides(w.shape[0]):
+        yield call.case({w.index: Shard(0)} | ({bias.index: Shard(0)} if bias else {}), Shard(last))
+    if isinstance(w.found, Shard) and w.found.dim == 0 and not w.found.is_plain:
+        parts = w.found.parts
+        yield call.case({w.index: w.found} | ({bias.index: Shard(0, parts)} if bias else {}), Shard(last, parts))
+    if bias is None:
+        if call.divides(w.shape[1]):
+            yield call.case({x.index: Shard(last), w.index: Shard(1)}, PARTIAL)
+        yield call.case({x.index: PARTIAL}, PARTIAL)
+    for operand, found in strided_inputs(call):
+        if operand.index == x.index and found.dim < last:
+            yield call.case({x.index: found}, found)
+
+
+@rule(*overloads("matmul", "bmm", "mm"))
+def matmul(call: Call) -> Iterator[Case]:
+    a, b = call.operands
+    yield call.all_whole()
+    if a.rank < 2 or b.rank < 2:
+        return
+    rank = len(call.shape)
+    for dim in range(rank - 2):
+        placed: dict[int, Placement] = {}
+        for operand in (a, b):
+            own = dim - (rank - operand.rank)
+            if own >= 0 and operand.shape[own] == call.shape[dim]:
+                placed[operand.index] = Shard(own)
+        if placed and call.divides(call.shape[dim]):
+            yield call.case(placed, Shard(dim))
+    if call.divides(a.shape[-2]):
+        yield call.case({a.index: Shard(a.rank - 2)}, Shard(rank - 2))
+    if call.divides(b.shape[-1]):
+        yield call.case({b.index: Shard(b.rank - 1)}, Shard(rank - 1))
+    if call.divides(a.shape[-1]):
+        yield call.case({a.index: Shard(a.rank - 1), b.index: Shard(b.rank - 2)}, PARTIAL)
+    yield call.case({a.index: PARTIAL}, PARTIAL)
+    yield call.case({b.index: PARTIAL}, PARTIAL)
+
+
+@rule(*overloads("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding"))
+def convolution(call: Call) -> Iterator[Case]:
+    x, w, bias = call["input"], call["weight"], call["bias"]
+    yield call.all_whole()
+    if x.rank != w.rank:
+        return
+    if call.divides(x.shape[0]):
+        yield call.case({x.index: Shard(0)}, Shard(0))
+    if call["groups"] != 1:
+        return
+    if call.divides(w.shape[0]):
+        yield call.case({w.index: Shard(0)} | ({bias.index: Shard(0)} if bias else {}), Shard(1))
+    if bias is None and call.divides(w.shape[1]):
+        yield call.case({x.index: Shard(1), w.index: Shard(1)}, PARTIAL)
+
+
+@rule(*overloads("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_avg_pool1d", "max_pool1d", "avg_pool1d"))
+def pooling(call: Call) -> Iterator[Case]:
+    """Batch and channels; a pooled image has as many leading dims as its kernel leaves alone."""
+    (x,) = call.operands
+    spatial = 1 if call.target._schema.name.endswith("1d") else 2
+    yield call.all_whole()
+    for dim in range(x.rank - spatial):
+        if call.divides(x.shape[dim]):
+            yield call.case({x.index: Shard(dim)}, Shard(dim))
+
+
+@rule(ops.attention)
+def attention(call: Call) -> Iterator[Case]:
+    """Batch, or heads: query heads and key-value heads together, so that every group stays with its keys."""
+    q, k, v, bias, sinks = (call[name] for name in ("q", "k", "v", "bias", "sinks"))
+    named = call.axis in call["random_axes"]
+    rewrite = append_axis("random_axes") if call["dropout"] and not named else None
+    if not named:
+        yield call.all_whole()
+    for dim, whole in ((0, q.shape[0]), (1, q.shape[1])):
+        if not call.divides(whole) or not call.divides(k.shape[dim]):
+            continue
+        placed: dict[int, Placement] = {o.index: Shard(dim) for o in (q, k, v)}
+        own = dim - (q.rank - bias.rank) if bias is not None else -1
+        if bias is not None and own >= 0 and bias.shape[own] == whole:
+            placed[bias.index] = Shard(own)
+        if sinks is not None and dim == 1:
+            placed[sinks.index] = Shard(0)
+        yield call.case(placed, Shard(dim), rewrite=rewrite)

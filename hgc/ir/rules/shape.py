@@ -1,0 +1,234 @@
+"""Operators that move elements: reshape, transpose, slice, concatenate, split."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+
+from hgc.ir.placement import Placement, Shard
+from hgc.ir.rules.core import PARTIAL, WHOLE, Call, Case, Operand, overloads, rule, strided_inputs
+from hgc.ir.value import Size
+
+RESHAPES = {name: position for name, position in zip(overloads("reshape", "view", "_unsafe_view", "expand"), (1, 1, 1, 1), strict=False)}
+"""Operators with a size argument that follows the output's local shape, and its position."""
+
+
+def only(call: Call) -> Operand:
+    """The operand of an operator with one tensor argument."""
+    (operand,) = call.operands
+    return operand
+
+
+def mapped(call: Call, dims: dict[int, int]) -> Iterator[Case]:
+    """Whole, partial, and each input dim sharded that ``dims`` maps to an output dim; strided shards follow the same map."""
+    operand = only(call)
+    yield call.all_whole()
+    yield call.case({0: PARTIAL}, PARTIAL)
+    for source, target in dims.items():
+        if call.divides(operand.shape[source]):
+            yield call.case({0: Shard(source)}, Shard(target))
+    for _, found in strided_inputs(call):
+        if found.dim in dims:
+            yield call.case({0: found}, Shard(dims[found.dim], found.parts))
+
+
+@rule(*overloads("transpose.int", "permute", "t", "unsqueeze", "squeeze.dim", "squeeze.dims", "movedim.int", "alias"))
+def rearrange(call: Call) -> Iterator[Case]:
+    yield from mapped(call, _rearranged(call))
+
+
+def _rearranged(call: Call) -> dict[int, int]:
+    rank = only(call).rank
+    name = call.target._schema.name.removeprefix("aten::")
+    if name == "permute":
+        return {source % rank: target for target, source in enumerate(call["dims"])}
+    if name == "alias":
+        return {dim: dim for dim in range(rank)}
+    if name in ("transpose", "t"):
+        first, second = (0, 1) if name == "t" else (call["dim0"] % rank, call["dim1"] % rank)
+        return {dim: {first: second, second: first}.get(dim, dim) for dim in range(rank)} if rank > 1 else {0: 0}
+    if name == "movedim":
+        kept = [dim for dim in range(rank) if dim != call["source"] % rank]
+        kept.insert(call["destination"] % rank, call["source"] % rank)
+        return {source: target for target, source in enumerate(kept)}
+    if name == "unsqueeze":
+        new = call["dim"] % (rank + 1)
+        return {dim: dim + (dim >= new) for dim in range(rank)}
+    dims = call["dim"] if isinstance(call["dim"], list) else [call["dim"]]
+    gone = {dim % rank for dim in dims if only(call).shape[dim % rank] == 1}
+    return {dim: dim - sum(g < dim for g in gone) for dim in range(rank) if dim not in gone}
+
+
+@rule(*overloads("expand", "broadcast_to"))
+def expand(call: Call) -> Iterator[Case]:
+    operand = only(call)
+    shift = len(call.shape) - operand.rank
+    same = {d: d + shift for d in range(operand.rank) if operand.shape[d] == call.shape[d + shift]}
+    yield from mapped(call, same)
+
+
+@rule(*overloads("reshape", "view", "_unsafe_view", "flatten.using_ints", "unflatten.int"))
+def reshape(call: Call) -> Iterator[Case]:
+    operand = only(call)
+    groups = dim_groups(call, operand.shape, call.shape)
+    yield call.all_whole()
+    yield call.case({0: PARTIAL}, PARTIAL)
+    for source, target in groups:
+        yield from _group_cases(call, operand, source, target)
+
+
+def dim_groups(call: Call, source: Sequence[Size], target: Sequence[Size]) -> list[tuple[range, range]]:
+    """Pair the dims of two shapes of equal element count into smallest groups of equal product."""
+    groups, i, j = [], 0, 0
+    while i < len(source) and j < len(target):
+        start_i, start_j = i, j
+        left, right = sympy.sympify(source[i]), sympy.sympify(target[j])
+        i, j = i + 1, j + 1
+        while sympy.expand(left - right) != 0:
+            if call.number(left) <= call.number(right) and i < len(source):
+                left, i = left * source[i], i + 1
+            elif j < len(target):
+                right, j = right * target[j], j + 1
+            else:
+                return groups
+        groups.append((range(start_i, i), range(start_j, j)))
+    return groups
+
+
+def _group_cases(call: Call, operand: Operand, source: range, target: range) -> Iterator[Case]:
+    first, last = source[0], target[0]
+    leading = next((d for d in source if operand.shape[d] != 1), first)
+    heading = next((d for d in target if call.shape[d] != 1), last)
+    if call.divides(operand.shape[leading]) and call.divides(call.shape[heading]):
+        yield call.case({operand.index: Shard(leading)}, Shard(heading))
+    if len(target) == 1:
+        yield from _merged(call, operand, source, target[0])
+    if len(source) == 1:
+        yield from _unmerged(call, operand, source[0], target)
+
+
+def _merged(call: Call, operand: Operand, source: range, target: int) -> Iterator[Case]:
+    """An inner dim of a flattened group: every index of the dims before it starts a part."""
+    parts: Size = sympy.Integer(1)
+    for dim in source:
+        if parts != 1 and call.divides(operand.shape[dim]):
+            yield call.case({operand.index: Shard(dim)}, Shard(target, _count(parts)))
+        parts = parts * operand.shape[dim]
+
+
+def _unmerged(call: Call, operand: Operand, source: int, target: range) -> Iterator[Case]:
+    """A strided shard whose parts are exactly the outer dims of the split: plain on the inner dim."""
+    found = operand.found
+    if not isinstance(found, Shard) or found.dim != source or found.is_plain or isinstance(found.parts, tuple):
+        return
+    parts: Size = sympy.Integer(1)
+    for dim in target:
+        if sympy.expand(parts - found.parts) == 0 and call.divides(call.shape[dim]):
+            yield call.case({operand.index: found}, Shard(dim))
+            return
+        parts = parts * call.shape[dim]
+
+
+def _count(parts: Size) -> int | sympy.Expr:
+    return int(parts) if parts.is_Integer else parts
+
+
+@rule(*overloads("slice.Tensor", "select.int", "narrow", "constant_pad_nd", "pad", "flip", "roll", "cumsum", "tril", "triu", "repeat_interleave.self_int"))
+def along_dims(call: Call) -> Iterator[Case]:
+    """Any dim the operator leaves alone may be sharded."""
+    operand = only(call)
+    touched = {dim % operand.rank for dim in _touched(call, operand)}
+    drops = call.target._schema.name == "aten::select"
+    dims = {d: d - (drops and min(touched) < d) for d in range(operand.rank) if d not in touched}
+    linear = call.target._schema.name not in ("aten::constant_pad_nd", "aten::pad") or not call.arguments.get("value")
+    for case in mapped(call, dims):
+        if linear or PARTIAL not in case.inputs:
+            yield case
+    yield from _one_part(call, operand)
+
+
+def _touched(call: Call, operand: Operand) -> list[int]:
+    name = call.target._schema.name.removeprefix("aten::")
+    if name in ("constant_pad_nd", "pad"):
+        padding = call["pad"]
+        return [operand.rank - 1 - i // 2 for i in range(len(padding)) if padding[i] != 0]
+    if name in ("tril", "triu"):
+        return [-2, -1]
+    if name in ("flip", "roll"):
+        return list(call["dims"]) or list(range(operand.rank))
+    return [call["dim"]] if call["dim"] is not None else list(range(operand.rank))
+
+
+def _one_part(call: Call, operand: Operand) -> Iterator[Case]:
+    """A slice that takes exactly one part of a strided shard (``fused[..., d:2*d]``) is a plain shard of that part."""
+    found = operand.found
+    if call.target._schema.name != "aten::slice" or not isinstance(found, Shard) or found.is_plain or call["step"] != 1:
+        return
+    if found.dim != call["dim"] % operand.rank:
+        return
+    start, end = call["start"] or 0, call["end"]
+    bounds = _bounds(found, operand.shape[found.dim])
+    length = operand.shape[found.dim]
+    stop = length if end is None or (isinstance(end, int) and not length.free_symbols and end >= int(length)) else end
+    if (start, stop) in bounds:
+        yield call.case({0: found}, Shard(found.dim), rewrite=None)
+
+
+def _bounds(found: Shard, length: Size) -> list[tuple[Any, Any]]:
+    if isinstance(found.parts, tuple):
+        sizes: list[Any] = list(found.parts)
+    elif isinstance(found.parts, int):
+        sizes = [length / found.parts] * found.parts
+    else:
+        return []
+    edges = [sum(sizes[:i], start=sympy.Integer(0)) for i in range(len(sizes) + 1)]
+    return list(zip(edges, edges[1:], strict=False))
+
+
+@rule(*overloads("cat", "stack"))
+def join(call: Call) -> Iterator[Case]:
+    rank = len(call.shape)
+    dim = call["dim"] % rank
+    shift = call.target._schema.name == "aten::stack"
+    yield call.all_whole()
+    yield call.case({o.index: PARTIAL for o in call.operands}, PARTIAL)
+    for out in range(rank):
+        own = out - (shift and out > dim)
+        if out != dim and call.divides(call.shape[out]):
+            yield call.case({o.index: Shard(own) for o in call.operands}, Shard(out))
+
+
+@rule(*overloads("split.Tensor", "split_with_sizes", "chunk", "unbind.int"))
+def split(call: Call) -> Iterator[Case]:
+    operand = only(call)
+    dim = call["dim"] % operand.rank
+    drops = call.target._schema.name == "aten::unbind"
+    yield call.all_whole()
+    yield call.case({0: PARTIAL}, PARTIAL)
+    for own in range(operand.rank):
+        if own != dim and call.divides(operand.shape[own]):
+            yield call.case({0: Shard(own)}, Shard(own - (drops and own > dim)))
+    found = operand.found
+    if isinstance(found, Shard) and found.dim == dim and not drops and _same_parts(call, found, dim):
+        yield call.case({0: found}, Shard(dim))
+
+
+def _same_parts(call: Call, found: Shard, dim: int) -> bool:
+    """Do the pieces of the split coincide with the parts of the strided shard?"""
+    pieces = [shape[dim] for shape in call.outputs]
+    if isinstance(found.parts, tuple):
+        return pieces == list(found.parts)
+    return isinstance(found.parts, int) and len(pieces) == found.parts and len(set(pieces)) == 1
+
+
+@rule(operator.getitem)
+def getitem(call: Call) -> Iterator[Case]:
+    """Only reached for one-output operators; outputs of others are placed with their operator."""
+    yield Case((WHOLE,), (WHOLE,))
+
+
+def strided_targets(placement: Placement) -> bool:
+    return isinstance(placement, Shard) and not placement.is_plain

@@ -8,10 +8,36 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives  # noqa: F401  (registers the operators below)
+import torch.distributed._functional_collectives
+from torch import Tensor
 
-# The operators, not their Python wrappers: wrappers were renamed in 2.13, and these carry no surprise below autograd.
-functional_collectives: Any = torch.ops._c10d_functional
+# The operators, not their Python wrappers: wrappers were renamed in 2.13, and these can be traced by torch.compile.
+_raw: Any = torch.ops._c10d_functional
+
+
+def all_reduce(x: Tensor, op: str, group_name: str) -> Tensor:
+    """A new tensor; ``op`` is ``"sum"`` or ``"max"``; below autograd, because torch gives it another gradient than hgc means."""
+    result: Tensor = _raw.wait_tensor(_raw.all_reduce(x.contiguous(), op, group_name))
+    return result
+
+
+def all_gather_flat(x: Tensor, ranks: int, group_name: str) -> Tensor:
+    """``[n, ...]`` on each rank to ``[ranks * n, ...]``; below autograd."""
+    result: Tensor = _raw.wait_tensor(_raw.all_gather_into_tensor(x.contiguous(), ranks, group_name))
+    return result
+
+
+def reduce_scatter_flat(x: Tensor, ranks: int, group_name: str) -> Tensor:
+    """Sum of ``[ranks * n, ...]``, of which each rank keeps its ``[n, ...]``; below autograd."""
+    result: Tensor = _raw.wait_tensor(_raw.reduce_scatter_tensor(x.contiguous(), "sum", ranks, group_name))
+    return result
+
+
+def all_to_all_flat(x: Tensor, ranks: int, group_name: str) -> Tensor:
+    """``[ranks * n, ...]``, whose r-th ``n`` rows go to rank r; below autograd."""
+    splits = [x.size(0) // ranks] * ranks
+    result: Tensor = _raw.wait_tensor(_raw.all_to_all_single(x.contiguous(), splits, splits, group_name))
+    return result
 
 
 @contextmanager
@@ -23,16 +49,18 @@ def threaded_world() -> Iterator[Any]:
     # Each thread needs its own registry of groups and its own default group; torch offers that to its own tests only.
     from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    c10d: Any = torch._C._distributed_c10d
+    group: Any = threaded.ProcessLocalGroup
+    c10d._set_thread_isolation_mode(True)
     threaded._install_threaded_pg()  # type: ignore[no-untyped-call]
     try:
-        yield threaded.ProcessLocalGroup.exception_handle
+        yield group.exception_handle
     finally:
-        threaded.ProcessLocalGroup.reset()  # type: ignore[no-untyped-call]
+        group.reset()
         threaded._uninstall_threaded_pg()  # type: ignore[no-untyped-call]
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        c10d._set_thread_isolation_mode(False)
 
 
-def threaded_store() -> dist.Store:
+def threaded_store() -> Any:
     """A store that threads of one process share."""
-    return dist.HashStore()
+    return dist.HashStore()  # type: ignore[attr-defined]

@@ -12,10 +12,11 @@ from hgc.ir.ops.collectives import (
     shard,
     shard_r,
 )
-from hgc.ir.ops.groups import rank, set_groups, size, use
+from hgc.ir.ops.groups import axis_rank, axis_size, set_groups, use
 from hgc.ir.ops.losses import cross_entropy, vocab_embedding
 from hgc.ir.ops.norms import batch_norm
 from hgc.ir.ops.random import dropout, manual_seed, random_axes
+from hgc.ir.ops.reductions import mean
 
 __all__ = [
     "all_gather",
@@ -24,18 +25,19 @@ __all__ = [
     "all_reduce_r",
     "all_to_all",
     "as_invariant",
+    "axis_rank",
+    "axis_size",
     "batch_norm",
     "copy_in",
     "cross_entropy",
     "dropout",
     "manual_seed",
+    "mean",
     "random_axes",
-    "rank",
     "reduce_scatter",
     "set_groups",
     "shard",
     "shard_r",
-    "size",
     "use",
     "vocab_embedding",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hgc._torch_compat import functional_collectives as raw
+from hgc import _torch_compat as raw
 from hgc.ir.ops import groups
 from hgc.ir.ops.layout import Parts, join, rank_major, take
 
@@ -20,17 +20,16 @@ from hgc.ir.ops.layout import Parts, join, rank_major, take
 
 
 def sum_over(x: Tensor, name: str) -> Tensor:
-    return raw.wait_tensor(raw.all_reduce(x.contiguous(), "sum", name))
+    return raw.all_reduce(x, "sum", name)
 
 
 def max_over(x: Tensor, name: str) -> Tensor:
-    return raw.wait_tensor(raw.all_reduce(x.contiguous(), "max", name))
+    return raw.all_reduce(x, "max", name)
 
 
 def stack_over(x: Tensor, size: int, name: str) -> Tensor:
     """``[*shape]`` on each rank to ``[size, *shape]`` on all."""
-    flat = raw.wait_tensor(raw.all_gather_into_tensor(x.contiguous(), size, name))
-    return flat.view(size, *x.shape)
+    return raw.all_gather_flat(x.reshape(1, *x.shape), size, name)
 
 
 def _gather(x: Tensor, dim: int, size: int, name: str, parts: Parts = 1) -> Tensor:
@@ -38,15 +37,11 @@ def _gather(x: Tensor, dim: int, size: int, name: str, parts: Parts = 1) -> Tens
 
 
 def _reduce_scatter(x: Tensor, dim: int, size: int, name: str, parts: Parts = 1) -> Tensor:
-    shards = rank_major(x, dim, size, parts).contiguous()
-    return raw.wait_tensor(raw.reduce_scatter_tensor(shards.flatten(0, 1), "sum", size, name))
+    return raw.reduce_scatter_flat(rank_major(x, dim, size, parts), size, name).squeeze(0)
 
 
 def _exchange(x: Tensor, src: int, dst: int, size: int, name: str) -> Tensor:
-    shards = rank_major(x, dst, size).contiguous()
-    splits = [shards.size(1)] * size
-    received = raw.wait_tensor(raw.all_to_all_single(shards.flatten(0, 1), splits, splits, name))
-    return join(received.view(shards.shape), src)
+    return join(raw.all_to_all_flat(rank_major(x, dst, size), size, name), src)
 
 
 # -- with gradients -------------------------------------------------------------------------------------------------------------------
@@ -150,19 +145,24 @@ class _AllToAll(torch.autograd.Function):
         return _exchange(grad, *ctx.where), None, None, None, None
 
 
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
 # -- the operators --------------------------------------------------------------------------------------------------------------------
 
 
 def copy_in(x: Tensor, axis: str) -> Tensor:
     """I -> R: the value itself; its gradient, partial on each rank, is summed over ``axis``."""
     group = groups.find(axis)
-    return _CopyIn.apply(x, group.name) if group and x.requires_grad else x  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_CopyIn, x, group.name) if group and x.requires_grad else x
 
 
 def as_invariant(x: Tensor, axis: str) -> Tensor:
     """R -> I: the value itself; its gradient, equal on all ranks, counts on the first rank of ``axis`` only."""
     group = groups.find(axis)
-    return _AsInvariant.apply(x, group.rank) if group and x.requires_grad else x  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_AsInvariant, x, group.rank) if group and x.requires_grad else x
 
 
 def all_reduce(x: Tensor, axis: str) -> Tensor:
@@ -170,7 +170,7 @@ def all_reduce(x: Tensor, axis: str) -> Tensor:
     group = groups.find(axis)
     if group is None:
         return x
-    return _AllReduce.apply(x, group.name) if x.requires_grad else sum_over(x, group.name)  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_AllReduce, x, group.name) if x.requires_grad else sum_over(x, group.name)
 
 
 def all_reduce_r(x: Tensor, axis: str) -> Tensor:
@@ -178,7 +178,7 @@ def all_reduce_r(x: Tensor, axis: str) -> Tensor:
     group = groups.find(axis)
     if group is None:
         return x
-    return _AllReduceR.apply(x, group.name) if x.requires_grad else sum_over(x, group.name)  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_AllReduceR, x, group.name) if x.requires_grad else sum_over(x, group.name)
 
 
 def all_gather(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
@@ -188,7 +188,7 @@ def all_gather(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
         return x
     if not x.requires_grad:
         return _gather(x, dim, group.size, group.name, parts)
-    return _AllGather.apply(x, dim, group.size, group.name, parts)  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_AllGather, x, dim, group.size, group.name, parts)
 
 
 def all_gather_i(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
@@ -198,7 +198,7 @@ def all_gather_i(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
         return x
     if not x.requires_grad:
         return _gather(x, dim, group.size, group.name, parts)
-    return _AllGatherI.apply(x, dim, group.size, group.name, group.rank, parts)  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_AllGatherI, x, dim, group.size, group.name, group.rank, parts)
 
 
 def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
@@ -208,7 +208,7 @@ def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
         return x
     if not x.requires_grad:
         return _reduce_scatter(x, dim, group.size, group.name)
-    return _ReduceScatter.apply(x, dim, group.size, group.name)  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_ReduceScatter, x, dim, group.size, group.name)
 
 
 def shard(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
@@ -218,7 +218,7 @@ def shard(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
         return x
     if not x.requires_grad:
         return take(x, dim, group.rank, group.size, parts)
-    return _Shard.apply(x, dim, group.size, group.name, group.rank, parts)  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_Shard, x, dim, group.size, group.name, group.rank, parts)
 
 
 def shard_r(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
@@ -234,4 +234,4 @@ def all_to_all(x: Tensor, src: int, dst: int, axis: str) -> Tensor:
         return x
     if not x.requires_grad:
         return _exchange(x, src, dst, group.size, group.name)
-    return _AllToAll.apply(x, src, dst, group.size, group.name)  # type: ignore[no-untyped-call, no-any-return]
+    return _apply(_AllToAll, x, src, dst, group.size, group.name)

@@ -66,13 +66,13 @@ def find_all(axes: tuple[str, ...]) -> tuple[Group, ...]:
     return tuple(group for group in map(find, axes) if group is not None)
 
 
-def size(axis: str) -> int:
+def axis_size(axis: str) -> int:
     """Number of ranks on a mesh axis, 1 if the axis is absent."""
     group = find(axis)
     return group.size if group else 1
 
 
-def rank(axis: str) -> int:
+def axis_rank(axis: str) -> int:
     """This rank's coordinate on a mesh axis, 0 if the axis is absent."""
     group = find(axis)
     return group.rank if group else 0

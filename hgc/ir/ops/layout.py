@@ -33,12 +33,12 @@ def take(x: Tensor, dim: int, rank: int, ranks: int, parts: Parts = 1) -> Tensor
     """The shard of rank ``rank``: a view for plain shards, else maybe a copy."""
     check_divides(x.size(dim), ranks, dim, parts)
     if isinstance(parts, tuple):
-        pieces = [part.narrow(dim, rank * (part.size(dim) // ranks), part.size(dim) // ranks) for part in x.split(list(parts), dim)]
-        return torch.cat(pieces, dim)
+        pieces = torch.split(x, list(parts), dim)
+        return torch.cat([piece.narrow(dim, rank * (piece.size(dim) // ranks), piece.size(dim) // ranks) for piece in pieces], dim)
     if parts == 1:
         local = x.size(dim) // ranks
         return x.narrow(dim, rank * local, local)
-    return x.unflatten(dim, (parts, ranks, x.size(dim) // (parts * ranks))).select(dim + 1, rank).flatten(dim, dim + 1)
+    return torch.unflatten(x, dim, (parts, ranks, x.size(dim) // (parts * ranks))).select(dim + 1, rank).flatten(dim, dim + 1)
 
 
 def rank_major(x: Tensor, dim: int, ranks: int, parts: Parts = 1) -> Tensor:
@@ -47,19 +47,19 @@ def rank_major(x: Tensor, dim: int, ranks: int, parts: Parts = 1) -> Tensor:
     if isinstance(parts, tuple):
         return torch.stack([take(x, dim, rank, ranks, parts) for rank in range(ranks)])
     if parts == 1:
-        return x.unflatten(dim, (ranks, x.size(dim) // ranks)).movedim(dim, 0)
-    return x.unflatten(dim, (parts, ranks, x.size(dim) // (parts * ranks))).movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
+        return torch.unflatten(x, dim, (ranks, x.size(dim) // ranks)).movedim(dim, 0)
+    return torch.unflatten(x, dim, (parts, ranks, x.size(dim) // (parts * ranks))).movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
 
 
 def join(shards: Tensor, dim: int, parts: Parts = 1) -> Tensor:
     """Inverse of :func:`rank_major`: ``[ranks, *local shape]`` to the whole tensor; ``parts`` are global sizes."""
     ranks = shards.size(0)
     if isinstance(parts, tuple):
-        split = shards.split([size // ranks for size in parts], dim + 1)
+        split = torch.split(shards, [size // ranks for size in parts], dim + 1)
         return torch.cat([join(part, dim) for part in split], dim)
     if parts == 1:
         return torch.cat(shards.unbind(0), dim) if dim else shards.flatten(0, 1)
-    local = shards.unflatten(dim + 1, (parts, shards.size(dim + 1) // parts))
+    local = torch.unflatten(shards, dim + 1, (parts, shards.size(dim + 1) // parts))
     return local.movedim(0, dim + 1).flatten(dim, dim + 2)
 
 

@@ -35,7 +35,15 @@ class _VocabRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, smoothing: float, classes: int, name: str, rank: int
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        ignore_index: int,
+        smoothing: float,
+        classes: int,
+        name: str,
+        rank: int,
     ) -> Tensor:
         first = rank * logits.size(1)
         valid = min(max(classes - first, 0), logits.size(1))  # columns past the vocabulary are padding
@@ -92,10 +100,10 @@ def cross_entropy(
 ) -> Tensor:
     """Cross entropy of sharded logits; the value is a rank's *part* of the single-device loss.
 
-    ``logits`` ``[N, V]`` (any shape that ``F.cross_entropy`` takes when ``vocab_axis`` is not in use), ``target`` ``[N]`` class indices, ``weight`` the
-    whole ``[V]`` on every rank. ``vocab_axis``: the rank holds a contiguous slice of the classes; the value is the same on its ranks.
-    ``batch_axes``: the rank holds some of the rows; the value is a summand, divided by the count (or total weight) of the rows of all ranks.
-    ``vocab_size``: columns from there on are padding and count as absent. Half-precision logits are accumulated in float32.
+    ``logits`` ``[N, V]`` (any shape that ``F.cross_entropy`` takes when ``vocab_axis`` is not in use), ``target`` ``[N]`` class indices,
+    ``weight`` the whole ``[V]`` on every rank. ``vocab_axis``: the rank holds a contiguous slice of the classes; the value is the same on
+    its ranks. ``batch_axes``: the rank holds some of the rows; the value is a summand, divided by the count (or total weight) of the rows
+    of all ranks. ``vocab_size``: columns from there on are padding and count as absent. Half-precision logits are accumulated in float32.
     Raises ``ShardingError`` for class probabilities with ``vocab_axis``.
     """
     vocab = groups.find(vocab_axis)
@@ -112,8 +120,8 @@ def cross_entropy(
     else:
         if logits.dim() != 2 or target.is_floating_point():
             raise ShardingError(
-                f"cross_entropy over vocabulary axis {vocab_axis!r} needs logits [N, V] and class indices [N], got logits {tuple(logits.shape)} "
-                f"and {target.dtype} targets {tuple(target.shape)}; leave the vocabulary unsharded for this loss"
+                f"cross_entropy over vocabulary axis {vocab_axis!r} needs logits [N, V] and class indices [N], got logits "
+                f"{tuple(logits.shape)} and {target.dtype} targets {tuple(target.shape)}; leave the vocabulary unsharded for this loss"
             )
         classes = logits.size(1) * vocab.size if vocab_size is None else vocab_size
         losses: Tensor = _VocabRows.apply(  # type: ignore[no-untyped-call]

@@ -17,7 +17,15 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float, count: int, names: tuple[str, ...]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        eps: float,
+        count: int,
+        names: tuple[str, ...],
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, var)
         ctx.eps, ctx.count, ctx.names, ctx.has_bias = eps, count, names, bias is not None
@@ -40,8 +48,8 @@ class _BatchNorm(torch.autograd.Function):
         along_mean, along_var = (total / ctx.count).unbind(0)
         inner = g - along_mean.view(shape) - normal * along_var.view(shape)
         grad_x = inner * (scale if weight is None else scale * weight.to(wide)).view(shape)
-        grad_weight = None if weight is None else grad_weight.to(weight.dtype)
-        return grad_x.to(x.dtype), grad_weight, grad_bias if ctx.has_bias else None, None, None, None, None, None
+        grads = None if weight is None else grad_weight.to(weight.dtype), grad_bias if ctx.has_bias else None
+        return grad_x.to(x.dtype), *grads, None, None, None, None, None
 
 
 def batch_norm(
@@ -70,7 +78,8 @@ def batch_norm(
             mean.lerp_(batch_mean.to(mean.dtype), momentum)
             var.lerp_((batch_var * (count / (count - 1))).to(var.dtype), momentum)
     names = tuple(group.name for group in batch)
-    return _BatchNorm.apply(x, weight, bias, batch_mean, batch_var, eps, count, names)  # type: ignore[no-untyped-call, no-any-return]
+    out: Tensor = _BatchNorm.apply(x, weight, bias, batch_mean, batch_var, eps, count, names)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _statistics(x: Tensor, batch: tuple[groups.Group, ...]) -> tuple[Tensor, Tensor, int]:

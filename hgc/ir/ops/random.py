@@ -51,7 +51,7 @@ def own_root(seed: int) -> Iterator[None]:
 
 def _next_seed(axes: tuple[str, ...]) -> int:
     drawn = int(torch.randint(2**62, (), generator=_root.generator))
-    text = f"{drawn}|" + ",".join(f"{axis}={groups.rank(axis)}" for axis in sorted(axes))
+    text = f"{drawn}|" + ",".join(f"{axis}={groups.axis_rank(axis)}" for axis in sorted(axes))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -67,7 +67,7 @@ def random_axes(axes: tuple[str, ...]) -> Iterator[None]:
     seed = _next_seed(axes)
     with _default_generators:
         generators = [torch.default_generator]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
         before = [generator.get_state() for generator in generators]
         try:
@@ -79,7 +79,7 @@ def random_axes(axes: tuple[str, ...]) -> Iterator[None]:
                 generator.set_state(state)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _dropout_along(x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
     with random_axes(axes):
         return F.dropout(x, p, training=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hgc.ir.ops.groups import axis_size
+from hgc.ir.ops import groups
 
 
 def mean(
@@ -20,5 +20,5 @@ def mean(
     local = x.mean(dtype=dtype) if not dim else x.mean(list(dim), keepdim, dtype=dtype)
     ranks = 1
     for axis in batch_axes:
-        ranks *= axis_size(axis)
+        ranks *= groups.size(axis)
     return local / ranks if ranks > 1 else local

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import fx
+
 from hgc.ir import ops
 from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard
 from hgc.ir.rules.core import PARTIAL, Call, Case, rule
+from hgc.ir.value import info
 
 COLLECTIVES: tuple[Any, ...] = (
     ops.copy_in,
@@ -48,7 +51,10 @@ def transition(target: Any, arguments: Any) -> tuple[Placement, Placement]:
 
 
 def _parts(parts: Any) -> Any:
-    return tuple(parts) if isinstance(parts, list) else parts
+    """A symbolic count is a size node in the graph."""
+    if isinstance(parts, fx.Node):
+        return info(parts).size
+    return tuple(parts) if isinstance(parts, list | tuple) else parts
 
 
 @rule(*COLLECTIVES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hgc.ir import ops
+from hgc.ir.ops.attention import attention as attention_op
 from hgc.ir.placement import Placement, Shard
 from hgc.ir.rules.core import PARTIAL, Call, Case, append_axis, overloads, rule, strided_inputs
 
@@ -84,7 +84,7 @@ def pooling(call: Call) -> Iterator[Case]:
             yield call.case({x.index: Shard(dim)}, Shard(dim))
 
 
-@rule(ops.attention)
+@rule(attention_op)
 def attention(call: Call) -> Iterator[Case]:
     """Batch, or heads: query heads and key-value heads together, so that every group stays with its keys."""
     q, k, v, bias, sinks = (call[name] for name in ("q", "k", "v", "bias", "sinks"))

@@ -8,12 +8,9 @@ from typing import Any
 
 import sympy
 
-from hgc.ir.placement import Placement, Shard
+from hgc.ir.placement import Shard
 from hgc.ir.rules.core import PARTIAL, WHOLE, Call, Case, Operand, overloads, rule, strided_inputs
 from hgc.ir.value import Size
-
-RESHAPES = {name: position for name, position in zip(overloads("reshape", "view", "_unsafe_view", "expand"), (1, 1, 1, 1), strict=False)}
-"""Operators with a size argument that follows the output's local shape, and its position."""
 
 
 def only(call: Call) -> Operand:
@@ -68,6 +65,18 @@ def expand(call: Call) -> Iterator[Case]:
     shift = len(call.shape) - operand.rank
     same = {d: d + shift for d in range(operand.rank) if operand.shape[d] == call.shape[d + shift]}
     yield from mapped(call, same)
+    for dim in range(len(call.shape)):
+        if dim - shift not in same and call.divides(call.shape[dim]):
+            yield call.case({}, Shard(dim))
+
+
+@rule(*overloads("zeros", "ones", "full"))
+def constant(call: Call) -> Iterator[Case]:
+    """The same number everywhere: any slice of it can be made in place."""
+    yield call.all_whole()
+    for dim in range(len(call.shape)):
+        if call.divides(call.shape[dim]):
+            yield call.case({}, Shard(dim))
 
 
 @rule(*overloads("reshape", "view", "_unsafe_view", "flatten.using_ints", "unflatten.int"))
@@ -174,7 +183,7 @@ def _one_part(call: Call, operand: Operand) -> Iterator[Case]:
     length = operand.shape[found.dim]
     stop = length if end is None or (isinstance(end, int) and not length.free_symbols and end >= int(length)) else end
     if (start, stop) in bounds:
-        yield call.case({0: found}, Shard(found.dim), rewrite=None)
+        yield call.case({0: found}, Shard(found.dim))
 
 
 def _bounds(found: Shard, length: Size) -> list[tuple[Any, Any]]:
@@ -229,6 +238,3 @@ def getitem(call: Call) -> Iterator[Case]:
     """Only reached for one-output operators; outputs of others are placed with their operator."""
     yield Case((WHOLE,), (WHOLE,))
 
-
-def strided_targets(placement: Placement) -> bool:
-    return isinstance(placement, Shard) and not placement.is_plain

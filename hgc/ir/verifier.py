@@ -1,0 +1,178 @@
+"""The verifier: refuses a program that is not provably the distributed form of its reference.
+
+Checks, in this order: every value carries a placement on every lowered axis; every placement follows from the rules; gradient kinds
+agree on every edge; block borders agree; size arguments equal local shapes; dropping hgc's operators gives the reference graph back.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import sympy
+from torch import fx
+
+from hgc.errors import ShardingError, VerifyError
+from hgc.ir.derive import as_value, derive, found_placements, name_of
+from hgc.ir.meaning import check_meaning
+from hgc.ir.placement import Invariant, Placement
+from hgc.ir.program import BODIES, STATE, Program
+from hgc.ir.rules import make_call
+from hgc.ir.sizes import SHAPE_ARGUMENT, SYM_SIZE
+from hgc.ir.value import Value, info, is_size
+
+
+def planning_hints(program: Program, ranks: int) -> dict[sympy.Symbol, int]:
+    """A number for each size symbol that every axis of a mesh of ``ranks`` devices divides, and that nothing else is likely to equal."""
+    primes = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
+    return {symbol: ranks * ranks * primes[i % len(primes)] for i, symbol in enumerate(program.symbols)}
+
+
+def verify(program: Program) -> None:
+    """Raise :class:`~hgc.errors.VerifyError` naming node, axis, expected and found, or return None."""
+    ranks = 1
+    for size in program.mesh.values():
+        ranks *= size
+    hints = planning_hints(program, ranks)
+    for name, body in program.bodies.items():
+        _verify_body(name, body, program.mesh, hints)
+    _verify_root(program)
+    if program.reference is not None:
+        check_meaning(program, program.reference)
+
+
+def _verify_body(name: str, body: fx.GraphModule, mesh: dict[str, int], hints: dict[sympy.Symbol, int]) -> None:
+    for node in body.graph.nodes:
+        if node.op == "output":
+            continue
+        if "hgc" not in node.meta:
+            raise VerifyError(f"node {node.name!r} of block {name} has no hgc information; a pass that inserts nodes must set it (hgc.ir.value.set_info)")
+        if is_size(node):
+            _check_size(name, node, mesh)
+            continue
+        _check_axes(name, node, mesh)
+        if node.op == "call_function":
+            for axis in mesh:
+                _check_placement(name, node, axis, mesh, hints)
+            _check_shape_argument(name, node, mesh)
+
+
+def _values(node: fx.Node) -> tuple[Value, ...]:
+    value = info(node).value
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _check_axes(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
+    for value in _values(node):
+        found = [axis for axis, _ in value.placements]
+        if found != list(mesh):
+            raise VerifyError(f"node {node.name!r} of block {name} is placed on axes {found}, expected {list(mesh)}")
+
+
+def _check_placement(name: str, node: fx.Node, axis: str, mesh: dict[str, int], hints: dict[sympy.Symbol, int]) -> None:
+    recorded = tuple(value.on(axis) for value in _values(node))
+    if node.target is operator.getitem:
+        source, index = node.args
+        assert isinstance(source, fx.Node) and isinstance(index, int)
+        derived: tuple[Placement, ...] = (_values(source)[index].on(axis),)
+    else:
+        call = make_call(node, axis, mesh, hints, found_placements(node, axis))
+        try:
+            derived = derive(node, call)
+        except ShardingError as error:
+            raise VerifyError(f"block {name}: {error}") from None
+    if derived != recorded:
+        raise VerifyError(
+            f"block {name}: {name_of(node)} is recorded as {_text(recorded)} on axis {axis!r}, but its inputs make it {_text(derived)}"
+        )
+
+
+def _text(placements: tuple[Placement, ...]) -> str:
+    return ", ".join(map(str, placements))
+
+
+def _local(value: Value, mesh: dict[str, int]) -> tuple[Any, ...]:
+    return value.local_shape(mesh)
+
+
+def _check_size(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
+    """A size node must compute what it claims."""
+    known = info(node).size
+    args = [info(a).size if isinstance(a, fx.Node) and is_size(a) else a for a in node.args]
+    if node.target is SYM_SIZE:
+        source, dim = node.args
+        assert isinstance(source, fx.Node) and isinstance(dim, int)
+        computed = _local(_values(source)[0], mesh)[dim]
+    else:
+        functions = {operator.mul: operator.mul, operator.add: operator.add, operator.sub: operator.sub}
+        if node.target not in functions:
+            computed = known if node.target in (operator.floordiv, operator.mod) else None
+            if node.target is operator.floordiv and not isinstance(known, sympy.Function):
+                computed = sympy.sympify(args[0]) / args[1]
+        else:
+            computed = functions[node.target](sympy.sympify(args[0]), args[1])
+    if computed is None or known is None or sympy.simplify(computed - known) != 0:
+        raise VerifyError(f"block {name}: size {node.name!r} claims {known}, computes {computed}")
+
+
+def _check_shape_argument(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
+    if node.target not in SHAPE_ARGUMENT:
+        return
+    given = node.args[SHAPE_ARGUMENT[node.target]]
+    (value,) = _values(node)
+    assert isinstance(given, list | tuple)
+    for dim, (size, local) in enumerate(zip(given, value.local_shape(mesh), strict=True)):
+        number = info(size).size if isinstance(size, fx.Node) else size
+        if number != -1 and sympy.simplify(sympy.sympify(number) - local) != 0:
+            raise VerifyError(f"block {name}: {name_of(node)} makes dim {dim} of size {number}, a rank holds {local}")
+
+
+def _verify_root(program: Program) -> None:
+    """Blocks get what their bodies were lowered for, and hand on what the bodies return."""
+    for node in program.root.graph.nodes:
+        if node.op == "get_attr":
+            name = str(node.target).removeprefix(STATE)
+            if name not in program.state:
+                raise VerifyError(f"the program reads {name!r}, which is no state of the model")
+            if program.state[name].value.placements != _values(node)[0].placements:
+                raise VerifyError(f"state {name!r} is placed as {program.state[name].value.placements}, read as {_values(node)[0].placements}")
+        elif node.op == "call_module":
+            _verify_call(program, node)
+    for axis in program.mesh:
+        loss = _values(program.output())[0].on(axis)
+        if loss != Invariant():
+            raise VerifyError(f"the loss is {loss} on axis {axis!r}, expected I: its parts are not summed")
+
+
+def _verify_call(program: Program, node: fx.Node) -> None:
+    name = str(node.target).removeprefix(BODIES)
+    graph = program.body(name).graph
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    if len(inputs) != len(node.args):
+        raise VerifyError(f"block {node.name!r} passes {len(node.args)} values to {name}, which takes {len(inputs)}")
+    for given, taken in zip(node.args, inputs, strict=True):
+        assert isinstance(given, fx.Node)
+        _same_placement(f"input {taken.name!r} of block {node.name!r}", _values(given)[0], _values(taken)[0])
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    for value, result in zip(_values(node), output.args[0], strict=True):
+        _same_placement(f"an output of block {node.name!r}", value, _values(result)[0])
+    for user in node.users:
+        if user.target is operator.getitem:
+            _same_placement(f"{user.name!r}", _values(user)[0], _values(node)[user.args[1]])
+
+
+def _same_placement(what: str, found: Value, expected: Value) -> None:
+    if not _equal(found, expected):
+        raise VerifyError(f"{what} is {_text(tuple(p for _, p in found.placements))}, expected {_text(tuple(p for _, p in expected.placements))}")
+
+
+def _equal(a: Value, b: Value) -> bool:
+    if a.placements == b.placements:
+        return True
+    if a.requires_grad and b.requires_grad:
+        return False
+    return [(x, as_value(p)) for x, p in a.placements] == [(x, as_value(p)) for x, p in b.placements]
+
+

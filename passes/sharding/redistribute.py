@@ -1,0 +1,55 @@
+"""The price of moving a value from one placement to another on an axis, and the operator that does it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hgc.ir import ops
+from hgc.ir.placement import Partial, Placement, Shard, is_whole
+
+_SLICE = 1e-3
+"""Bytes a local slice counts for each byte of the tensor: enough to prefer doing nothing."""
+
+
+def price(source: Placement, target: Placement, size_bytes: float, ranks: int, needs_gradient: bool, scatter_dim: int | None) -> float:
+    """Bytes that each rank sends for the change and its backward, ring algorithms; infinite where no operator does it.
+
+    ``scatter_dim`` is the only dim onto which partial sums are scattered.
+    """
+    ring = size_bytes * (ranks - 1) / ranks
+    if source == target:
+        return 0.0
+    if isinstance(target, Partial):
+        return math.inf
+    if is_whole(source):
+        return ring if needs_gradient else size_bytes * _SLICE
+    if isinstance(source, Partial):
+        if is_whole(target):
+            return 2 * ring
+        return 2 * ring if target == Shard(scatter_dim if scatter_dim is not None else -1) else math.inf
+    if is_whole(target):
+        return 2 * ring if needs_gradient else ring
+    assert isinstance(source, Shard) and isinstance(target, Shard)
+    return 2 * ring / ranks if source.is_plain and target.is_plain else math.inf
+
+
+def operator_for(source: Placement, target: Placement) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Operator, positional arguments before the axis, and keyword arguments. The kind of whole values is settled afterwards."""
+    if is_whole(source):
+        assert isinstance(target, Shard)
+        return ops.shard, (target.dim,), _parts(target)
+    if isinstance(source, Partial):
+        if is_whole(target):
+            return ops.all_reduce, (), {}
+        assert isinstance(target, Shard)
+        return ops.reduce_scatter, (target.dim,), {}
+    assert isinstance(source, Shard)
+    if is_whole(target):
+        return ops.all_gather, (source.dim,), _parts(source)
+    assert isinstance(target, Shard)
+    return ops.all_to_all, (source.dim, target.dim), {}
+
+
+def _parts(shard: Shard) -> dict[str, Any]:
+    return {} if shard.is_plain else {"parts": shard.parts}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives
+import torch.utils._sympy.functions
 from torch import Tensor
 
 # The operators, not their Python wrappers: wrappers were renamed in 2.13, and these can be traced by torch.compile.
@@ -64,3 +65,31 @@ def threaded_world() -> Iterator[Any]:
 def threaded_store() -> Any:
     """A store that threads of one process share."""
     return dist.HashStore()  # type: ignore[attr-defined]
+
+
+# Sizes that export computes are sympy expressions in these functions; hgc rewrites them in sympy's own.
+size_functions: Any = torch.utils._sympy.functions
+
+
+def fake_tensor_mode() -> Any:
+    """A mode whose tensors have sizes (symbolic ones too) and a device but no data; real tensors may be mixed in as constants."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(tracked_fakes=[], trace_asserts=True), allow_non_fake_inputs=True, export=True)
+
+
+@contextmanager
+def exporting_in(fake_mode: Any) -> Iterator[None]:
+    """Make ``torch.export`` use this fake mode, so that a model whose parameters are fake tensors can be exported."""
+    from torch._guards import TracingContext, tracing
+
+    with tracing(TracingContext(fake_mode)):
+        yield
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """True for a tensor that a fake mode made."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)

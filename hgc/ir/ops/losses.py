@@ -57,7 +57,7 @@ class _VocabRows(torch.autograd.Function):
         w = None if weight is None else weight.to(z.dtype)
         columns = None if w is None else w.narrow(0, first, valid) if valid else w[:0]
         at_target = z.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(~here, 0.0) if valid else z.new_zeros(z.size(0))
-        all_classes = z.sum(1) if columns is None else z @ columns
+        all_classes = z.sum(1) if columns is None else (z * columns).sum(1)
         e = z.exp_()
         total, at_target, all_classes = sum_over(torch.stack([e.sum(1), at_target, all_classes]), name).unbind(0)
         # loss = a (log total - z_t) + b (W log total - sum_c w_c z_c), rows that are ignored have a = b = 0
@@ -66,13 +66,14 @@ class _VocabRows(torch.autograd.Function):
         b = kept.to(z.dtype) * (smoothing / classes)
         log_total = total.log()
         loss = a * (log_total - at_target) + b * (mass * log_total - all_classes)
-        ctx.save_for_backward(e.div_(total.unsqueeze(1)), local, here, a, b, a + b * mass, columns)
+        ctx.save_for_backward(e.div_(total.unsqueeze(1)), local, here, kept, a, b, a + b * mass, columns)
         ctx.smooth, ctx.columns, ctx.dtype = smoothing != 0.0, logits.size(1), logits.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        p, local, here, a, b, scale, columns = ctx.saved_tensors
+        p, local, here, kept, a, b, scale, columns = ctx.saved_tensors
+        grad = grad.masked_fill(~kept, 0.0)  # a mean over no rows hands down infinities
         d = p * (scale * grad).unsqueeze(1)
         if p.size(1):
             if ctx.smooth:

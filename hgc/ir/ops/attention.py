@@ -1,0 +1,108 @@
+"""Scaled dot-product attention with everything that models put into it, as one operator."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    window: int,
+    scale: float,
+    softcap: float,
+    dropout: float,
+    random_axes: tuple[str, ...] = (),
+) -> Tensor:
+    """``softmax(cap(q @ k.T * scale) + bias, masked) @ v``.
+
+    Args:
+        q: [B, H, S, D]
+        k: [B, G, T, D]; G divides H, query head h reads key head ``h // (H // G)``
+        v: [B, G, T, E]
+        bias: broadcastable to [B, H, S, T]; boolean (True = attend) or added to the scores
+        sinks: [H], one more score for each row that takes part in the softmax and has no value
+        causal: row i attends to columns ``j <= i`` (rows and columns aligned at zero)
+        window: with ``window > 0`` row i attends to columns ``j > i - window`` only
+        scale: factor of the scores
+        softcap: with ``softcap > 0`` the scores are ``softcap * tanh(scores / softcap)``
+        dropout: probability of dropping an attention weight; 0 outside training
+        random_axes: mesh axes along which the dropped weights differ
+
+    Returns [B, H, S, E] in ``q``'s dtype; the memory order is the kernel's.
+    """
+    with _random(dropout, random_axes):
+        if sinks is None and not softcap:
+            return _fused(q, k, v, bias, causal, window, scale, dropout)
+        return _exact(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
+
+
+def _random(dropout: float, axes: tuple[str, ...]) -> AbstractContextManager[None]:
+    if not dropout or not axes:
+        return nullcontext()
+    from hgc.ir.ops.random import random_axes
+
+    return random_axes(axes)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, window: int, scale: float, dropout: float) -> Tensor:
+    """torch's kernel, which knows either a mask or ``is_causal``, not both."""
+    if window and window >= k.shape[2]:
+        window = 0
+    if window or (causal and bias is not None):
+        bias, causal = _masked(bias, _allowed(q, k, causal, window)), False
+    return F.scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _allowed(q: Tensor, k: Tensor, causal: bool, window: int) -> Tensor:
+    """The [S, T] boolean mask of ``causal`` and ``window``."""
+    rows = torch.arange(q.shape[2], device=q.device)[:, None]
+    columns = torch.arange(k.shape[2], device=q.device)[None, :]
+    allowed = columns <= rows if causal else torch.ones_like(columns <= rows)
+    return allowed & (columns > rows - window) if window else allowed
+
+
+def _masked(bias: Tensor | None, allowed: Tensor) -> Tensor:
+    if bias is None:
+        return allowed
+    return bias & allowed if bias.dtype == torch.bool else bias.masked_fill(~allowed, float("-inf"))
+
+
+def _exact(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    window: int,
+    scale: float,
+    softcap: float,
+    dropout: float,
+) -> Tensor:
+    """Written out, for what no kernel of torch knows: soft caps and sinks. The softmax is at least float32."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.matmul(q, k.transpose(2, 3)) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    if causal or window:
+        bias = _masked(bias, _allowed(q, k, causal, window))
+    if bias is not None:
+        scores = scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, -1, dtype=precise).to(q.dtype)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return torch.matmul(F.dropout(weights, dropout) if dropout else weights, v)

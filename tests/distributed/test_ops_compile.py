@@ -1,0 +1,39 @@
+"""The operators under torch.compile, on two processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hgc.ir import ops
+from tests.distributed.processes import run_processes
+from tests.distributed.threads import mesh_groups
+
+
+def block(x: Tensor, w: Tensor, v: Tensor, target: Tensor) -> Tensor:
+    """A tensor-parallel pair of layers with sharded sequence and vocabulary: every collective that a transformer needs."""
+    whole = ops.all_gather(x, 0, "tp")
+    h = torch.relu(whole @ w)
+    y = ops.reduce_scatter(h @ w.t(), 0, "tp")
+    y = ops.all_to_all(ops.all_to_all(y, 0, 1, "tp"), 1, 0, "tp")
+    z = ops.copy_in(ops.all_gather_i(y, 0, "tp"), "tp")
+    return ops.cross_entropy(z @ v, target, label_smoothing=0.1, vocab_axis="tp", batch_axes=("dp",))
+
+
+def rank_main(rank: int) -> list[tuple[Tensor, ...]]:
+    results = []
+    with ops.use(mesh_groups({"tp": 2})):
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+        for fn in (block, compiled):
+            torch.manual_seed(rank)
+            x, w, v = (torch.randn(*size, requires_grad=True) for size in ((2, 4), (4, 6), (4, 3)))
+            loss = fn(x, w, v, torch.tensor([0, 5, 3, -100]))
+            results.append((loss.detach(), *torch.autograd.grad(loss, (x, w, v))))
+    return results
+
+
+@pytest.mark.distributed
+def test_compiled_operators_are_the_eager_ones() -> None:
+    for eager, compiled in run_processes(2, rank_main):
+        torch.testing.assert_close(compiled, eager)

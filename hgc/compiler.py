@@ -1,0 +1,129 @@
+"""``compile()``: from a model to an executable, readable top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hgc.backends import graphviz, torchrun
+from hgc.cluster import Cluster
+from hgc.errors import PlanError
+from hgc.ir.hashing import program_hash
+from hgc.ir.program import Program
+from hgc.ir.verifier import verify as verify_program
+from hgc.passes.base import Pipeline
+from hgc.passes.sharding.data_parallel import DataParallel
+from hgc.passes.sharding.limits import check_limits
+from hgc.passes.sharding.tensor_parallel import TensorParallel
+from hgc.passes.sharding.uniform import UniformPlanner
+from hgc.plan import Plan, Strategy
+from hgc.tracing import trace
+
+PlanLike = Plan | Strategy | str | Path | Callable[[Program, Cluster], Plan]
+
+
+def default_pipeline() -> Pipeline:
+    """The transforms in order: one mesh axis after the other, major axis first."""
+    return Pipeline((DataParallel(), TensorParallel()))
+
+
+def compile(
+    model: nn.Module,
+    example_inputs: Mapping[str, Any],
+    *,
+    cluster: Cluster | None = None,
+    plan: PlanLike | Literal["auto"] = "auto",
+    loss: Callable[..., torch.Tensor] | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    pipeline: Pipeline | None = None,
+    name: str | None = None,
+) -> Executable:
+    """Trace, plan, distribute and check a model.
+
+    Args:
+        model: an ordinary module, on the CPU or on meta; left exactly as it was.
+        example_inputs: input name -> tensor, a batch of the *global* size; other values are constants of the program.
+        cluster: what it will run on; default: the one device of this process, or as many as the plan asks for.
+        plan: ``"auto"``, a :class:`Plan`, a :class:`Strategy` or its text (``"dp2 tp2"``), a path of a plan file, or a function.
+        loss: ``loss(output) -> scalar`` where the model does not return its loss.
+        dynamic: names of dims that vary, ``{"input_ids": {0: "b", 1: "s"}}``; default: batch and sequence.
+        pipeline: the transforms; default :func:`default_pipeline`.
+
+    Raises:
+        TraceError: the model cannot be captured.
+        PlanError, ShardingError: the plan does not fit the cluster or the model.
+        VerifyError: a transform produced a program that is not the model.
+    """
+    traced = trace(model, example_inputs, loss=loss, dynamic=dynamic, name=name)
+    cluster, chosen = _choose(plan, traced, cluster)
+    program = distribute(traced, chosen, pipeline)
+    return Executable(program, chosen, cluster, model, dict(example_inputs))
+
+
+def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) -> Program:
+    """Apply a plan to a traced program; the verifier checks the result of every transform."""
+    check_limits(traced, plan)
+    start = traced.copy()
+    start.reference = traced
+    return (pipeline or default_pipeline()).apply(start, plan, lambda program, _: verify_program(program))
+
+
+def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster | None) -> tuple[Cluster, Plan]:
+    identity = program_hash(traced)
+    if isinstance(plan, str) and plan == "auto":
+        cluster = cluster or Cluster.local(1)
+        return cluster, replace(UniformPlanner().run(traced, cluster), program_hash=identity)
+    chosen = _read(plan, traced, cluster)
+    cluster = cluster or Cluster.local(chosen.devices)
+    chosen.validate(cluster.devices, identity)
+    return cluster, replace(chosen, program_hash=identity)
+
+
+def _read(plan: PlanLike, traced: Program, cluster: Cluster | None) -> Plan:
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, Strategy):
+        return Plan(plan)
+    if isinstance(plan, Path) or (isinstance(plan, str) and plan.endswith(".json")):
+        return Plan.load(plan)
+    if isinstance(plan, str):
+        return Plan(Strategy.parse(plan))
+    if callable(plan):
+        made = plan(traced, cluster or Cluster.local(1))
+        if isinstance(made, Plan):
+            return made
+        raise PlanError(f"the plan function returned {type(made).__name__}; expected a Plan")
+    raise PlanError(f'plan is {type(plan).__name__}; expected "auto", a Plan, a Strategy, text such as "dp2 tp2", a path, or a function')
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A compiled model: the distributed program, the plan it follows, and the model it equals."""
+
+    program: Program
+    plan: Plan
+    cluster: Cluster
+    model: nn.Module
+    example_inputs: dict[str, Any]
+
+    @property
+    def code(self) -> str:
+        """The source of ``program.py``."""
+        return torchrun.emit(self.program, self.plan)
+
+    def save(self, directory: str | Path, weights: bool = False) -> Path:
+        """Write the executable: program.py, plan.json, graph.svg, launch.sh; whole or not at all. ``weights`` adds the model's."""
+        return torchrun.save(self, Path(directory), weights=weights)
+
+    def draw(self, path: str | Path | None = None, open_body: str | None = None) -> Any:
+        """Picture of the program (``.svg``, ``.png``, ``.pdf`` or ``.dot``); ``open_body`` opens one block."""
+        return graphviz.draw(self.program, path, open_body=open_body)
+
+    def __str__(self) -> str:
+        lines = [str(self.plan), *(f"! {sentence}" for sentence in self.program.report)]
+        return "\n".join(lines)

@@ -1,0 +1,23 @@
+"""Sizes of the user's data against the plan, before any transform runs."""
+
+from __future__ import annotations
+
+from hgc.errors import ShardingError
+from hgc.ir.program import Program
+from hgc.plan import Plan
+
+
+def check_limits(program: Program, plan: Plan) -> None:
+    """Raise :class:`~hgc.errors.ShardingError` if the example's batch or sequence does not divide."""
+    strategy = plan.strategy
+    for symbol, found in program.symbols.items():
+        if found.meaning == "batch" and found.hint % strategy.dp:
+            near = max(found.hint // strategy.dp, 1) * strategy.dp
+            raise ShardingError(
+                f"the batch ({symbol}) is {found.hint}, which dp={strategy.dp} does not divide; use a global batch of {near} or another dp"
+            )
+        if found.meaning != "batch" and strategy.tp > 1 and strategy.sequence_parallel and found.hint % strategy.tp:
+            raise ShardingError(
+                f"the {found.meaning} ({symbol}) is {found.hint}, which tp={strategy.tp} does not divide; pad it to a multiple of {strategy.tp}, "
+                "or use sequence_parallel=False"
+            )

@@ -1,0 +1,76 @@
+"""What both sides of a parity check receive, and what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Weights (original names, whole tensors), the global batches of each step, and the optimizer."""
+
+    state: dict[str, Tensor]
+    batches: list[dict[str, Tensor]]
+    dtype: torch.dtype = torch.float32
+    optimizer: str = "sgd"
+    learning_rate: float = 0.05
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training gave: losses of all steps, the first step's gradients, the last step's state; original names, whole tensors."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The single-device model as stored beside an executable: structure without weights, loss, constants and an example batch."""
+
+    model: nn.Module
+    loss: Callable[..., Tensor] | None
+    inputs: dict[str, Tensor]
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
+def make_optimizer(case: Case, parameters: Any) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"momentum": 0.9} if case.optimizer == "sgd" else {}
+    return OPTIMIZERS[case.optimizer](parameters, lr=case.learning_rate, **options)
+
+
+@contextmanager
+def without_dropout() -> Iterator[None]:
+    """Dropout, in modules, functions and attention, becomes the identity: the two sides would draw different masks."""
+    functional = torch.nn.functional
+    attend = functional.scaled_dot_product_attention
+
+    def keep(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x
+
+    def attend_all(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *a: Any, **k2: Any) -> Tensor:
+        return attend(q, k, v, attn_mask, 0.0, *a, **k2)
+
+    with (
+        mock.patch.object(functional, "dropout", keep),
+        mock.patch.object(functional, "dropout1d", keep),
+        mock.patch.object(functional, "dropout2d", keep),
+        mock.patch.object(torch, "dropout", keep),
+        mock.patch.object(functional, "scaled_dot_product_attention", attend_all),
+    ):
+        yield
+
+
+def to_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Floating tensors in ``dtype``, others as they are."""
+    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}

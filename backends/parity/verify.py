@@ -1,0 +1,92 @@
+"""``verify``: the emitted program on local gloo processes against the unmodified model in one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hgc.backends.parity import reference as single
+from hgc.backends.parity.case import Case, Outcome, Reference
+from hgc.backends.parity.compare import Report, compare
+from hgc.backends.parity.worker import CASE, OUTCOME
+from hgc.errors import ArtifactError
+from hgc.plan import Plan
+
+
+def verify(
+    directory: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dtype: torch.dtype = torch.float32,
+    steps: int = 10,
+    seed: int = 0,
+    optimizer: str = "sgd",
+    timeout_s: float = 600.0,
+) -> Report:
+    """Compare loss, every gradient and the weights after ``steps`` optimizer steps.
+
+    Args:
+        directory: a saved executable.
+        model: the model, where the executable could not store it; its weights are used if it has any.
+        dtype: float32 (limit 1e-5) or float64 (limit 1e-10).
+
+    Raises ArtifactError if the folder is no executable, or if a process of the emitted program fails.
+    """
+    directory = Path(directory)
+    plan = _plan(directory)
+    stored = single.load(directory)
+    if model is not None:
+        stored = replace(stored, model=model)
+    case = make_case(stored, dtype, steps, seed, optimizer)
+    expected = single.run(replace(stored, model=single.without_weights(stored.model)), case)
+    found = _launch(directory, case, plan.devices, timeout_s)
+    return compare(expected, found, dtype, plan.devices, str(plan.strategy))
+
+
+def _plan(directory: Path) -> Plan:
+    if not (directory / "plan.json").exists():
+        raise ArtifactError(f"{directory} is no saved executable: it has no plan.json; make one with hgc compile ... -o {directory}")
+    return Plan.load(directory / "plan.json")
+
+
+def make_case(stored: Reference, dtype: torch.dtype, steps: int, seed: int, optimizer: str = "sgd") -> Case:
+    """Weights from the model or the seed; batches from the example, its rows rotated from step to step."""
+    state = single.materialise(stored.model, seed)
+    converted = {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
+    batches = [{name: _rotate(t, step) for name, t in stored.inputs.items()} for step in range(steps)]
+    return Case(converted, batches, dtype, optimizer)
+
+
+def _rotate(tensor: Tensor, step: int) -> Tensor:
+    return tensor.roll(step, 0) if tensor.dim() else tensor
+
+
+def _launch(directory: Path, case: Case, ranks: int, timeout_s: float) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="hgc-verify-") as folder:
+        torch.save(case, Path(folder) / CASE)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command += ["-m", "hgc.backends.parity.worker", folder, str(directory.resolve())]
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ArtifactError(f"the emitted program did not finish {len(case.batches)} steps in {timeout_s:.0f} s; give timeout_s=...") from None
+        if done.returncode != 0 or not (Path(folder) / OUTCOME).exists():
+            raise ArtifactError(f"the emitted program failed on {ranks} processes: {last_error(done.stderr)}")
+        outcome = torch.load(Path(folder) / OUTCOME, weights_only=False)
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+
+def last_error(text: str) -> str:
+    """The first exception line of a rank's output, which is the cause; torchrun's own summary follows it."""
+    lines = [line.strip() for line in text.splitlines()]
+    errors = [line.split("]:", 1)[-1].strip() for line in lines if "Error: " in line or "Error(" in line]
+    return errors[0] if errors else (lines[-1] if lines else "no output")

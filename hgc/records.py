@@ -70,8 +70,10 @@ def check_keys(data: Mapping[str, Any], allowed: Iterable[str], where: str, erro
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``did you mean 'tp'?``, or the list of what exists if nothing is near."""
     options = list(known)
-    near = difflib.get_close_matches(word.lower(), options, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(options)}"
+    near = difflib.get_close_matches(word, options, n=1, cutoff=0.5) or difflib.get_close_matches(word.lower(), options, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"expected one of {', '.join(options)}" if len(options) <= 20 else f"none of the {len(options)} known ones is near"
 
 
 def check_whole(name: str, value: Any, least: int, error: type[HgcError]) -> None:

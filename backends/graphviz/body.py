@@ -78,13 +78,7 @@ def _add_cluster(graph: graphviz.Digraph, path: str, members: Sequence[Group], m
                 _add_group(graph, group, "" if child == path else group.path[depth and len(path) + 1 :], mesh, prefix)
             continue
         with graph.subgraph(name=labels.plain(f"cluster_{prefix}{child}")) as cluster:
-            cluster.attr(
-                label=f"<{labels.Row(child.split('.')[-1])}>",
-                style="rounded,filled",
-                fillcolor="#f6f8fa",
-                color="#d0d7de",
-                tooltip=labels.plain(child),
-            )
+            cluster.attr(label=f"<{labels.Row(child.split('.')[-1])}>", tooltip=labels.plain(child), **labels.MODULE)
             _add_cluster(cluster, child, inner, mesh, prefix)
 
 

@@ -62,7 +62,7 @@ def _is_access(node: fx.Node) -> bool:
 
 
 def _joins(source: fx.Node, user: fx.Node) -> bool:
-    readers = [reader for reader in source.users if not is_size(reader)]
+    readers = [reader for reader in source.users if reader.op == "output" or not is_size(reader)]
     if readers != [user] or is_collective(source) or _is_heavy(source):
         return False
     if is_collective(user) or _is_heavy(user):

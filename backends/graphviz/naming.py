@@ -40,7 +40,8 @@ def attributes(node: fx.Node) -> list[str]:
     shown = []
     for name, value in given.items():
         if _is_plain(value) and value != signature.parameters[name].default and value not in (None, False, 0, 0.0, ()):
-            shown.append(name if value is True else f"{name}={value}")
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            shown.append(name if value is True else f"{name}={text}")
     return shown
 
 

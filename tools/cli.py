@@ -1,0 +1,147 @@
+"""The ``hgc`` command. Exit codes: 0 done, 1 something failed (a check, or hgc itself), 2 a mistake in the request, told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from hgc.errors import HgcError
+from hgc.records import suggestion
+
+EPILOG = """\
+A MODEL is hf:PATH, a Hugging Face config.json or the folder that holds it, or module:function, a Python function
+that returns the model and its example inputs. Nothing is downloaded.
+
+  hgc compile hf:config.json --devices 4 -o out/     then: torchrun --nproc-per-node 4 out/program.py --steps 20
+  hgc compile hf:config.json --devices 4 --plan "dp2 tp2" -o out/
+  hgc verify out/
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the value is the exit code."""
+    try:
+        request = _parser().read(sys.argv[1:] if arguments is None else arguments)
+        command: Callable[[argparse.Namespace], int] = _command(request.command)
+        return command(request)
+    except HgcError as mistake:
+        print(f"hgc: {_one_line(str(mistake))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hgc: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except Exception:
+        traceback.print_exc()
+        print("hgc: this is an error in hgc, not in your request; please report it with the lines above", file=sys.stderr)
+        return 1
+
+
+def _command(name: str) -> Callable[[argparse.Namespace], int]:
+    """Commands are imported when one runs, so that --help needs no torch."""
+    from hgc.tools import commands
+
+    found: Callable[[argparse.Namespace], int] = getattr(commands, f"{name}_command")
+    return found
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with one-line errors that name the nearest thing that exists."""
+
+    def error(self, message: str) -> NoReturn:
+        raise HgcError(f"{message.rstrip('.')}; see {self.prog} --help")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Unknown options come first: argparse would complain about what is missing because of them."""
+        inner = self._commands().get(words[0], self) if words else self
+        known = [option for action in inner._actions for option in action.option_strings]
+        for word in (word.partition("=")[0] for word in words):
+            if word.startswith("--") and word not in known:
+                raise HgcError(f"{inner.prog} has no option {word}; {suggestion(word, [o for o in known if o.startswith('--')])}")
+        found, extra = self.parse_known_args(words)
+        if extra:
+            raise HgcError(f"{inner.prog} takes no argument {extra[0]!r}; see {inner.prog} --help")
+        return found
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise HgcError(f"{value!r} is not a command of {self.prog}; {suggestion(str(value), map(str, action.choices))}")
+
+    def _commands(self) -> dict[str, argparse.ArgumentParser]:
+        groups = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return {name: parser for group in groups for name, parser in group.choices.items()}
+
+
+def _parser() -> _Parser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="hgc", description="Compile PyTorch models into distributed programs.", epilog=EPILOG, formatter_class=raw, allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    compile_ = _add(commands, "compile", "write the distributed program of a model into a folder")
+    _add_model(compile_)
+    compile_.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="folder for program.py, plan.json, the picture and launch.sh"
+    )
+
+    plan = _add(commands, "plan", "decide how a model would run and print or write the plan, nothing else")
+    _add_model(plan)
+    plan.add_argument("-o", "--output", metavar="FILE", help="write the plan here as JSON")
+
+    verify = _add(commands, "verify", "run a compiled program on local processes and compare it with the model")
+    verify.add_argument("folder", metavar="DIR", help="what hgc compile wrote")
+    verify.add_argument("--model", metavar="MODEL", help="the model, if the folder holds none (hf:... or module:function)")
+    verify.add_argument("--json", metavar="FILE", help="write the differences here")
+
+    show = _add(commands, "show", "print the plan and the program of a compiled folder")
+    show.add_argument("folder", metavar="DIR", help="what hgc compile wrote")
+
+    bench = _add(commands, "bench", "run a benchmark by name")
+    bench.add_argument("name", metavar="NAME", help="trace or overhead")
+    bench.add_argument("--json", metavar="FILE", help="write the numbers here")
+    return parser
+
+
+def _add(commands: argparse._SubParsersAction[_Parser], name: str, purpose: str) -> _Parser:
+    return commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".", allow_abbrev=False)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="hf:path/to/config.json, or module:function")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--devices", type=_whole, metavar="N", help="plan for N processes on this machine")
+    where.add_argument("--cluster", metavar="FILE", help="plan for the cluster described in this JSON file")
+    parser.add_argument("--plan", default="auto", metavar="PLAN", help='auto (the default), a plan.json, or words such as "dp2 tp2 zero3"')
+    parser.add_argument("--batch-size", type=_whole, default=8, metavar="N", help="global batch of hf: example inputs (default 8)")
+    parser.add_argument("--sequence-length", type=_whole, default=64, metavar="N", help="of hf: example inputs (default 64)")
+
+
+def _whole(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return number
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"hgc {version('hgc')}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

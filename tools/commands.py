@@ -1,0 +1,131 @@
+"""The commands behind the verbs of ``hgc``: each takes the parsed request and returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from hgc.backends import parity
+from hgc.tools import models
+from hgc.tools.console import heading, say, stage, table
+
+from hgc import compiler, records
+from hgc.cluster import Cluster
+from hgc.errors import ArtifactError, HgcError
+from hgc.plan import Plan
+
+PROGRAM, PLAN, PICTURES = "program.py", "plan.json", ("graph.svg", "graph.dot")
+
+
+def compile_command(request: argparse.Namespace) -> int:
+    """Compile a model and save the executable."""
+    cluster = _cluster(request)
+    with stage("load the model"):
+        model, inputs = models.load(request.model, request.batch_size, request.sequence_length)
+    with stage("trace, plan, distribute"):
+        executable = compiler.compile(model, inputs, cluster=cluster, plan=request.plan)
+    with stage("write"):
+        folder = executable.save(request.output)
+    _show_plan(executable.plan)
+    for sentence in executable.program.report:
+        say(f"! {sentence}", "yellow")
+    heading("Next")
+    say(f"  torchrun --nproc-per-node {_processes(cluster)} {folder / PROGRAM} --steps 20    run it")
+    say(f"  hgc verify {folder}    compare it with the model")
+    say(f"  hgc show {folder}      plan, blocks, picture")
+    return 0
+
+
+def plan_command(request: argparse.Namespace) -> int:
+    """Decide, and print or write the plan."""
+    cluster = _cluster(request)
+    with stage("load the model"):
+        model, inputs = models.load(request.model, request.batch_size, request.sequence_length)
+    with stage("trace, plan, distribute"):
+        executable = compiler.compile(model, inputs, cluster=cluster, plan=request.plan)
+    _show_plan(executable.plan)
+    if request.output:
+        executable.plan.save(request.output)
+        say(f"\nwrote {request.output}")
+    return 0
+
+
+def verify_command(request: argparse.Namespace) -> int:
+    """Run the emitted program against the model; 0 if they agree."""
+    _executable(request.folder)
+    sys.path.insert(0, str(Path.cwd()))
+    model = models.load(request.model, 8, 64)[0] if request.model else None
+    with stage("run both"):
+        report = parity.verify(request.folder, model=model)
+    table(report.table())
+    say(str(report), "green" if report.ok else "bold red")
+    if request.json:
+        _write_json(request.json, records.encode(report) | {"ok": report.ok})
+    return 0 if report.ok else 1
+
+
+def show_command(request: argparse.Namespace) -> int:
+    """Print plan and program of a folder, and where its picture is."""
+    folder = _executable(request.folder)
+    _show_plan(Plan.load(folder / PLAN))
+    heading("Program")
+    for line in _outline(folder / PROGRAM):
+        say(f"  {line}")
+    pictures = [folder / name for name in PICTURES if (folder / name).exists()]
+    heading("Files")
+    say(f"  {folder / PROGRAM}    the program")
+    for picture in pictures[:1]:
+        say(f"  {picture}    the picture")
+    return 0
+
+
+def bench_command(request: argparse.Namespace) -> int:
+    """Run ``hgc.tools.bench.<name>``, whose ``run()`` prints a table and returns what JSON should hold."""
+    package = importlib.import_module("hgc.tools.bench")
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    benchmarks = [name for name in names if hasattr(importlib.import_module(f"hgc.tools.bench.{name}"), "run")]
+    if request.name not in benchmarks:
+        raise HgcError(f"there is no benchmark {request.name!r}; {records.suggestion(request.name, benchmarks)}")
+    result = importlib.import_module(f"hgc.tools.bench.{request.name}").run()
+    if request.json:
+        _write_json(request.json, result)
+    return 0
+
+
+def _cluster(request: argparse.Namespace) -> Cluster:
+    return Cluster.load(request.cluster) if request.cluster else Cluster.local(request.devices)
+
+
+def _processes(cluster: Cluster) -> str:
+    return str(cluster.devices) if len(cluster.nodes) == 1 else f"{cluster.nodes[0].count} --nnodes {len(cluster.nodes)}"
+
+
+def _executable(name: str) -> Path:
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ArtifactError(f"there is no folder {name!r}; make it with hgc compile ... -o {name}")
+    for needed in (PROGRAM, PLAN):
+        if not (folder / needed).is_file():
+            raise ArtifactError(f"{name!r} is no compiled program: it has no {needed}; make it with hgc compile ... -o {name}")
+    return folder
+
+
+def _show_plan(plan: Plan) -> None:
+    heading("Plan")
+    for line in str(plan).splitlines():
+        say(f"  {line}")
+
+
+def _outline(path: Path) -> list[str]:
+    """The classes of the emitted program, with the comment behind each that says where it stands."""
+    lines = records.read_text(path, "program", ArtifactError).splitlines()
+    return [line.removeprefix("class ") for line in lines if line.startswith("class ")]
+
+
+def _write_json(path: str, content: Any) -> None:
+    records.write_text(path, records.to_text(content), "JSON file", HgcError)
+    say(f"wrote {path}")

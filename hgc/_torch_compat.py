@@ -62,8 +62,8 @@ def threaded_world() -> Iterator[Any]:
         c10d._set_thread_isolation_mode(False)
 
 
-def threaded_store() -> Any:
-    """A store that threads of one process share."""
+def local_store() -> Any:
+    """A store for ranks within this process."""
     return dist.HashStore()  # type: ignore[attr-defined]
 
 
@@ -93,3 +93,9 @@ def is_fake(tensor: torch.Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """``target.copy_(source)`` for many pairs in few kernels; the same operator that torch's own optimizers use."""
+    if targets:
+        torch._foreach_copy_(targets, sources)

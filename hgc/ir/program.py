@@ -131,7 +131,7 @@ class Program:
                     values.setdefault(entry.name, values[alias])
             if entry.data is not None:
                 values.setdefault(entry.name, entry.data)
-        loss = _Reference(self.root, values).run(*[inputs[n.name] for n in self.inputs()])
+        loss = _Reference(self.root, values).run(*[inputs[str(n.target)] for n in self.inputs()])
         assert isinstance(loss, torch.Tensor)
         return loss
 

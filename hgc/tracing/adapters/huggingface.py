@@ -1,0 +1,117 @@
+"""Hugging Face transformers: attention and experts as single operators, no caches, no checkpointing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hgc.tracing import leaves  # noqa: F401  (registers the operators)
+
+
+def applies(model: nn.Module) -> bool:
+    """True if the model has a part from transformers; never imports transformers itself."""
+    library = sys.modules.get("transformers")
+    return library is not None and any(isinstance(m, library.PreTrainedModel) for m in model.modules())
+
+
+@contextmanager
+def prepared(model: nn.Module, inputs: set[str], notes: list[str]) -> Iterator[None]:
+    """Configure the copy; while tracing, position ids that the model makes itself are known to be one sequence a row."""
+    from transformers import masking_utils
+
+    _register()
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            _configure(config)
+        if getattr(module, "gradient_checkpointing", False):
+            module.gradient_checkpointing = False
+    find_packed = masking_utils.find_packed_sequence_indices
+    if "position_ids" not in inputs:
+        masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = find_packed
+
+
+def _configure(config: Any) -> None:
+    for name in ("use_cache",):
+        if getattr(config, name, False):
+            setattr(config, name, False)
+    if hasattr(config, "_attn_implementation"):
+        config._attn_implementation = "hgc"
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register("hgc", attention_forward)
+    AttentionMaskInterface.register("hgc", attention_mask)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of ``AttentionInterface``: one operator, with what the mask function left to attributes."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is not None:  # it holds causality and the window already
+        causal, sliding_window = False, None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output = torch.ops.hgc.attention(
+        query,
+        key,
+        value,
+        _combined(attention_mask, position_bias),
+        s_aux,
+        bool(causal) and query.shape[2] != 1,
+        int(sliding_window or 0),
+        float(scale),
+        float(softcap or 0.0),
+        float(dropout or 0.0),
+    )
+    return output.transpose(1, 2), None
+
+
+def _combined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    if mask is None or bias is None:
+        return bias if mask is None else mask
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else mask + bias
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = False,
+    allow_is_bidirectional_skip: bool = False,
+    local_size: int | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """A mask function of ``AttentionMaskInterface``: no tensor where attributes of the attention say the same."""
+    from transformers.masking_utils import sdpa_mask
+
+    bidirectional = allow_is_bidirectional_skip and local_size is None
+    if attention_mask is None and (allow_is_causal_skip or bidirectional):
+        return None
+    mask = sdpa_mask(batch_size, q_length, kv_length, attention_mask=attention_mask, allow_is_causal_skip=False, **kwargs)
+    assert mask is None or isinstance(mask, Tensor)
+    return mask

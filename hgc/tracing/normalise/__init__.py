@@ -1,0 +1,21 @@
+"""One spelling for each computation: what the passes, the rules and the emitter can rely on."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from hgc.tracing.normalise.attention import canonical_attention
+from hgc.tracing.normalise.cleanup import remove_noops, simplify
+from hgc.tracing.normalise.mutation import make_functional
+from hgc.tracing.normalise.operators import canonical_operators
+from hgc.tracing.normalise.reshapes import fuse_reshapes
+
+
+def normalise(graph: fx.Graph, holders: dict[fx.Node, str]) -> None:
+    """Make the flat graph functional, give every computation its one spelling, and drop what does not compute."""
+    make_functional(graph, holders)
+    canonical_operators(graph)
+    remove_noops(graph)
+    fuse_reshapes(graph)
+    canonical_attention(graph)
+    simplify(graph)

@@ -1,0 +1,86 @@
+"""``hgc.trace``: an ordinary model and example inputs in, a single-device :class:`Program` out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from hgc.errors import TraceError
+from hgc.ir.program import Program
+from hgc.tracing import adapters
+from hgc.tracing.calling import Caller, Loss, make_caller
+from hgc.tracing.capture import capture
+from hgc.tracing.copying import copy_structure
+from hgc.tracing.dims import Dims, DynamicSpec, choose_dims
+from hgc.tracing.folding import FoldPlan, Marking, Refold
+from hgc.tracing.normalise import normalise
+from hgc.tracing.prune import prune
+from hgc.tracing.gradients import mark_gradients
+from hgc.tracing.split import split
+
+_ATTEMPTS = 12
+
+
+def trace(
+    model: nn.Module,
+    example_inputs: Mapping[str, Any],
+    *,
+    loss: Loss | None = None,
+    dynamic: DynamicSpec | None = None,
+    fold: bool = True,
+    name: str | None = None,
+) -> Program:
+    """Capture ``model`` and its loss as a :class:`Program`; nothing is executed and the model is not changed.
+
+    Args:
+        model: real, or with parameters on the meta device (:func:`hgc.tracing.empty_weights`); in training or evaluation mode as it stands.
+        example_inputs: the arguments of ``model.forward`` by name. Only the shapes and types of tensors matter; other values are constants of the program.
+        loss: ``loss(output, batch) -> scalar tensor`` for models that return no loss themselves; inputs that only the loss needs belong into ``example_inputs``.
+        dynamic: ``{input: {dim: name}}``, dims of equal name are equal. By default dim 0 of every tensor is the batch ``b``, and dim 1 of two-dimensional
+            integer tensors the sequence ``s`` (``t``, ``u``, ... for other sizes). ``{}`` traces the example's sizes only.
+        fold: trace equal blocks twice and repeat the result; turn off to compare.
+        name: the program's name, by default the model's class.
+
+    Dims that the model pins and shortcuts that were not possible are told in ``Program.report``.
+
+    Raises:
+        TraceError: the model cannot be captured; the sentence names the operation, the line and a remedy.
+    """
+    _check_arguments(model, example_inputs)
+    caller, tensors = make_caller(model, example_inputs, loss)
+    dims = choose_dims(tensors, dynamic)
+    plan, notes = FoldPlan(fold), []
+    for _ in range(_ATTEMPTS):
+        try:
+            program = _attempt(model, tensors, caller, dims, plan, name or type(model).__name__)
+        except Refold as again:
+            plan = again.plan
+            notes += [again.reason] if again.reason else []
+        else:
+            program.report += notes
+            return program
+    warnings.warn("folding gave up", stacklevel=2)
+    return _attempt(model, tensors, caller, dims, FoldPlan(False), name or type(model).__name__)
+
+
+def _check_arguments(model: nn.Module, example_inputs: Mapping[str, Any]) -> None:
+    if not isinstance(model, nn.Module):
+        raise TraceError(f"The model is a {type(model).__name__}, expected a torch.nn.Module; pass the module itself.")
+    if not isinstance(example_inputs, Mapping):
+        raise TraceError(f"example_inputs is a {type(example_inputs).__name__}, expected a dict of tensors by argument name.")
+
+
+def _attempt(model: nn.Module, tensors: Mapping[str, Any], caller: Caller, dims: Dims, plan: FoldPlan, name: str) -> Program:
+    copied = copy_structure(model)
+    with adapters.prepared(copied.model, set(tensors)) as notes:
+        marking = Marking(copied.model, plan)
+        flat = capture(copied, tensors, caller, dims)
+    flat.report += notes
+    normalise(flat.graph, flat.holders)
+    program = split(flat, marking, name)
+    prune(program)
+    mark_gradients(program)
+    return program

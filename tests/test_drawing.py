@@ -76,7 +76,7 @@ def test_opened_block_shows_its_operators() -> None:
     words = _labels(source)
     assert any(text.startswith("pow, mean, rsqrt, mul, mul") for text in words), "the small operators of a norm are one box"
     assert any("up linear weight [256, 64]" in text for text in words)
-    assert source.count("shape=octagon") == 3, "copy_in, all_gather and reduce_scatter stand out"
+    assert source.count("shape=component") == 3, "copy_in, all_gather and reduce_scatter stand out"
     assert any("reduce_scatter tp, dim 1" in text for text in words)
     assert not any("sym_size" in text for text in words)
     assert len(words) == 16

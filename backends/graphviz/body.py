@@ -113,7 +113,7 @@ def _add_collective(
     graph.node(
         name,
         str(labels.Box(rows, chips)),
-        shape="octagon",
+        shape="component",
         style="filled",
         color=labels.COLLECTIVE,
         fillcolor=labels.COLLECTIVE if moves else "white",

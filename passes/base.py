@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hgc.errors import PlanError
+from hgc.ir.equivalence import check_same_numbers
 from hgc.ir.program import Program
 
 if TYPE_CHECKING:
@@ -40,9 +41,15 @@ class Planner(ABC):
 
 @dataclass(frozen=True)
 class Transform(ABC):
-    """Rewrites a program as the plan says. ``run`` gets a copy that it may change, and returns the result."""
+    """Rewrites a program as the plan says. ``run`` gets a copy that it may change, and returns the result.
+
+    A transform may move values, insert hgc's collectives and change sizes; operators must stay what the model has. One that replaces
+    operators (a fusion) sets ``replaces_operators`` and runs before anything is sharded: its bodies are then compared
+    numerically with what they were, and become what later passes are held to.
+    """
 
     name: ClassVar[str]
+    replaces_operators: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, program: Program, plan: Plan) -> Program: ...
@@ -85,6 +92,18 @@ class Pipeline:
     def apply(self, program: Program, plan: Plan, check: Callable[[Program, str], None]) -> Program:
         """Run every transform on a copy and ``check(program, pass name)`` the result."""
         for transform in self.passes:
+            before = program
             program = transform.run(program.copy(), plan)
+            if transform.replaces_operators:
+                _become_reference(before, program, transform.name)
             check(program, transform.name)
         return program
+
+
+def _become_reference(before: Program, program: Program, name: str) -> None:
+    if before.mesh:
+        raise PlanError(
+            f"pass {name!r} replaces operators, so it must run before the passes that shard; insert it before {next(iter(before.mesh))!r}"
+        )
+    program.report.extend(check_same_numbers(before, program, name))
+    program.reference = program.copy()

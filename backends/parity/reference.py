@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hgc.backends.parity.case import Case, Outcome, Reference, make_optimizer, to_dtype, without_dropout
 from torch import Tensor, nn
 
-from hgc.backends.parity.case import Case, Outcome, Reference, make_optimizer, to_dtype, without_dropout
 from hgc.errors import ArtifactError
 
 FILE = "reference.pt"
@@ -38,7 +38,9 @@ def load(directory: Path) -> Reference:
     """Raises :class:`~hgc.errors.ArtifactError` if the folder holds no reference."""
     path = directory / FILE
     if not path.exists():
-        raise ArtifactError(f"{directory} holds no {FILE}, because the model could not be stored; pass it: hgc.verify({str(directory)!r}, model=...)")
+        raise ArtifactError(
+            f"{directory} holds no {FILE}, because the model could not be stored; pass it: hgc.verify({str(directory)!r}, model=...)"
+        )
     try:
         found = torch.load(path, weights_only=False, map_location="cpu")
     except (pickle.UnpicklingError, AttributeError, ImportError, EOFError, RuntimeError) as error:

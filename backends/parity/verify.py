@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-
 from hgc.backends.parity import reference as single
 from hgc.backends.parity.case import Case, Outcome, Reference
 from hgc.backends.parity.compare import Report, compare
 from hgc.backends.parity.worker import CASE, OUTCOME
+from torch import Tensor, nn
+
 from hgc.errors import ArtifactError
 from hgc.plan import Plan
 
@@ -77,7 +77,9 @@ def _launch(directory: Path, case: Case, ranks: int, timeout_s: float) -> Outcom
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise ArtifactError(f"the emitted program did not finish {len(case.batches)} steps in {timeout_s:.0f} s; give timeout_s=...") from None
+            raise ArtifactError(
+                f"the emitted program did not finish {len(case.batches)} steps in {timeout_s:.0f} s; give timeout_s=..."
+            ) from None
         if done.returncode != 0 or not (Path(folder) / OUTCOME).exists():
             raise ArtifactError(f"the emitted program failed on {ranks} processes: {last_error(done.stderr)}")
         outcome = torch.load(Path(folder) / OUTCOME, weights_only=False)

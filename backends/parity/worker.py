@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from hgc import runtime
 from hgc.backends import torchrun
 from hgc.backends.parity.case import Case, Outcome, make_optimizer, to_dtype, without_dropout
+
+from hgc import runtime
 
 CASE, OUTCOME = "case.pt", "outcome.pt"
 

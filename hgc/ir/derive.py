@@ -22,17 +22,21 @@ def outputs_need_gradient(known: Info) -> bool:
     return any(v.requires_grad for v in values if isinstance(v, Value))
 
 
-def derive(node: fx.Node, call: Call) -> tuple[Placement, ...]:
+def derive(node: fx.Node, call: Call, recorded: tuple[Placement, ...] = ()) -> tuple[Placement, ...]:
     """Placements of a node's outputs on ``call.axis``, given its operands' (``Operand.found``).
+
+    Where several are true (a broadcast value may be made whole or in any shard's shape) the ``recorded`` one is preferred.
 
     Raises :class:`~hgc.errors.ShardingError` with what was expected if no rule allows the inputs.
     """
     if node.target in COLLECTIVES and named_arguments(node)["axis"] == call.axis:
         return (_collective(node, call),)
     values = tuple(as_value(operand.found) for operand in call.operands)
-    match = next((case for case in cases(call) if case.rewrite is None and case.inputs == values), None)
-    if match is None:
+    matches = [case for case in cases(call) if case.rewrite is None and case.inputs == values]
+    if not matches:
         raise ShardingError(_no_rule(node, call))
+    wanted = tuple(as_value(placement) for placement in recorded)
+    match = next((case for case in matches if case.outputs == wanted), matches[0])
     return tuple(_with_kind(node, call, output) for output in match.outputs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from torch import fx
 
 from hgc.errors import VerifyError
 from hgc.ir import ops
+from hgc.ir.placement import Shard
 from hgc.ir.program import Program
 from hgc.ir.rules.collectives import COLLECTIVES
 from hgc.ir.rules.core import named_arguments
-from hgc.ir.sizes import SHAPE_ARGUMENT
+from hgc.ir.sizes import SHAPE_ARGUMENT, SLICE, SPLITS, TO_THE_END
 from hgc.ir.value import Value, info, is_size
 
 aten = torch.ops.aten
@@ -29,7 +31,7 @@ def check_meaning(program: Program, reference: Program) -> None:
     for call, original in zip(calls, originals, strict=True):
         if (call.body, original.body) not in seen:
             seen.add((call.body, original.body))
-            _compare(call.body, program.body(call.body).graph, reference.body(original.body).graph)
+            _compare(call.body, program.body(call.body).graph, reference.body(original.body).graph, program.mesh)
 
 
 def _check_root(program: Program, reference: Program) -> None:
@@ -46,19 +48,19 @@ def _check_root(program: Program, reference: Program) -> None:
         nodes[node] = original
 
 
-def _compare(name: str, graph: fx.Graph, reference: fx.Graph) -> None:
+def _compare(name: str, graph: fx.Graph, reference: fx.Graph, mesh: Mapping[str, int]) -> None:
     """Match every node to one of the reference that does the same to the same values."""
     table: dict[Any, list[fx.Node]] = {}
     for node in reference.nodes:
         if node.op == "call_function" and not is_size(node):
-            table.setdefault(_key(node, {}), []).append(node)
+            table.setdefault(_key(node, {}, {}), []).append(node)
     originals = [n for n in reference.nodes if n.op == "placeholder"]
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     match: dict[fx.Node, fx.Node] = dict(zip(placeholders, originals, strict=True))
     used: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and not is_size(node):
-            match[node] = _match(name, node, match, table, used)
+            match[node] = _match(name, node, match, table, used, mesh)
         elif node.op == "output":
             _check_outputs(name, node, match, reference)
     forgotten = [n for n in reference.nodes if n.op == "call_function" and not is_size(n) and n.users and n not in used]
@@ -66,14 +68,18 @@ def _compare(name: str, graph: fx.Graph, reference: fx.Graph) -> None:
         raise VerifyError(f"block {name} lost {forgotten[0].name!r} ({forgotten[0].target}) of the model")
 
 
-def _match(name: str, node: fx.Node, match: dict[fx.Node, fx.Node], table: dict[Any, list[fx.Node]], used: set[fx.Node]) -> fx.Node:
+def _match(
+    name: str, node: fx.Node, match: dict[fx.Node, fx.Node], table: dict[Any, list[fx.Node]], used: set[fx.Node], mesh: Mapping[str, int]
+) -> fx.Node:
     if node.target in COLLECTIVES:
         source = node.args[0]
         assert isinstance(source, fx.Node)
         return match[source]
-    found = table.get(_key(node, match))
+    found = table.get(_key(node, match, mesh))
     if not found:
-        raise VerifyError(f"block {name}: {node.name!r} ({node.target}) has no counterpart in the model: operator, operands or sizes differ")
+        raise VerifyError(
+            f"block {name}: {node.name!r} ({node.target}) has no counterpart in the model: operator, operands or sizes differ"
+        )
     chosen = next((n for n in found if n not in used), found[-1])
     used.add(chosen)
     if _global_shape(node) != _global_shape(chosen):
@@ -84,7 +90,8 @@ def _match(name: str, node: fx.Node, match: dict[fx.Node, fx.Node], table: dict[
 def _check_outputs(name: str, node: fx.Node, match: dict[fx.Node, fx.Node], reference: fx.Graph) -> None:
     (original,) = (n for n in reference.nodes if n.op == "output")
     results, expected = node.args[0], original.args[0]
-    assert isinstance(results, list | tuple) and isinstance(expected, list | tuple)
+    assert isinstance(results, list | tuple)
+    assert isinstance(expected, list | tuple)
     if [match[n] for n in results if isinstance(n, fx.Node)] != list(expected):
         raise VerifyError(f"block {name} returns other values than the model")
 
@@ -94,13 +101,20 @@ def _global_shape(node: fx.Node) -> Any:
     return [v.shape for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Value)]
 
 
-def _key(node: fx.Node, match: dict[fx.Node, fx.Node]) -> Any:
+def _key(node: fx.Node, match: dict[fx.Node, fx.Node], mesh: Mapping[str, int]) -> Any:
     """Operator and arguments in the reference's terms; output shapes stand for size arguments."""
-    target, arguments = _original(node)
-    shape_argument = SHAPE_ARGUMENT.get(node.target)
-    skipped = list(named_arguments(node))[shape_argument] if shape_argument is not None else None
-    parts = [(k, _freeze(v, match)) for k, v in sorted(arguments.items()) if k != skipped]
+    target, arguments = _original(node, mesh)
+    skipped = _follows_output(node)
+    parts = [(k, _freeze(v, match)) for k, v in sorted(arguments.items()) if k not in skipped]
     return target, tuple(parts), str(_global_shape(node)) if skipped else ""
+
+
+def _follows_output(node: fx.Node) -> tuple[str, ...]:
+    """Arguments that say no more than the output's shape does."""
+    names = list(named_arguments(node))
+    if node.target in SHAPE_ARGUMENT:
+        return (names[SHAPE_ARGUMENT[node.target]],)
+    return (names[1],) if node.target in SPLITS else ()
 
 
 def _freeze(argument: Any, match: dict[fx.Node, fx.Node]) -> Any:
@@ -115,14 +129,28 @@ def _freeze(argument: Any, match: dict[fx.Node, fx.Node]) -> Any:
     return str(argument)
 
 
-def _original(node: fx.Node) -> tuple[Any, dict[str, Any]]:
+def _original(node: fx.Node, mesh: Mapping[str, int]) -> tuple[Any, dict[str, Any]]:
     """The single-device operator that a sharded one stands for."""
     given = named_arguments(node)
     undo = _UNDO.get(node.target)
     if undo is not None:
         return undo(given)
     given.pop("random_axes", None)
+    if node.target is SLICE:
+        _global_bounds(node, given, mesh)
     return node.target, given
+
+
+def _global_bounds(node: fx.Node, given: dict[str, Any], mesh: Mapping[str, int]) -> None:
+    """Undo the division of a slice that takes one part of a strided shard."""
+    value = info(node).value
+    assert isinstance(value, Value)
+    dim = given["dim"] % len(value.shape)
+    ranks = 1
+    for axis, placement in value.placements:
+        ranks *= mesh[axis] if isinstance(placement, Shard) and placement.dim == dim else 1
+    given["start"] = given["start"] * ranks if isinstance(given["start"], int) else given["start"]
+    given["end"] = given["end"] * ranks if isinstance(given["end"], int) and given["end"] < TO_THE_END else given["end"]
 
 
 def _embedding(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -158,4 +186,3 @@ def _batch_norm(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 _UNDO = {ops.vocab_embedding: _embedding, ops.cross_entropy: _cross_entropy, ops.mean: _mean, ops.batch_norm: _batch_norm}
-

@@ -25,7 +25,10 @@ def format_program(program: Program, expand: str | None = None) -> str:
     if expand is not None:
         return "\n".join(_body_lines(program, expand))
     lines = [_headline(program)]
-    lines += [f"  {symbol} = {found.meaning}, {_range(found.low, found.high)}, traced with {found.hint}" for symbol, found in program.symbols.items()]
+    lines += [
+        f"  {symbol} = {found.meaning}, {_range(found.low, found.high)}, traced with {found.hint}"
+        for symbol, found in program.symbols.items()
+    ]
     lines += ["", "inputs"]
     lines += [f"  {node.name}: {_value(info(node).value, program.mesh)}" for node in program.inputs()]
     lines += ["", "blocks", *(f"  {line}" for line in _block_lines(program))]

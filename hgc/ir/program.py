@@ -15,7 +15,6 @@ reads them from its own inputs (``aten.sym_size.int``), so ``Info.size`` nodes e
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

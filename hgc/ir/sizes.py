@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from hgc.errors import ShardingError
-from hgc.ir.rules.core import overloads
+from hgc.ir.placement import Shard
+from hgc.ir.rules.core import named_arguments, overloads
 from hgc.ir.value import Info, Size, Value, info, is_size, set_info
 
 SYM_SIZE = torch.ops.aten.sym_size.int
@@ -22,6 +23,10 @@ SHAPE_ARGUMENT: dict[Any, int] = {
     **dict.fromkeys(overloads("new_zeros", "new_ones", "new_full"), 1),
 }
 """Operators whose argument at this position is the shape of their output, so the local one on each rank."""
+
+SPLIT, SLICE = torch.ops.aten.split.Tensor, torch.ops.aten.slice.Tensor
+SPLITS = (SPLIT, torch.ops.aten.split_with_sizes.default)
+TO_THE_END = 2**62
 
 _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {"FloorDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod}
 
@@ -107,8 +112,11 @@ class SizeBuilder:
         raise ShardingError(f"cannot compute the size {size} at run time: no operator for {name}")
 
 
-def rebuild_sizes(graph: fx.Graph, mesh: Mapping[str, int]) -> None:
-    """Make every size argument right for local shapes: output shapes where the operator takes one, unchanged sizes elsewhere."""
+def rebuild_sizes(graph: fx.Graph, mesh: Mapping[str, int], axis: str) -> None:
+    """Make every size argument right for local shapes, ``axis`` being the one just lowered.
+
+    Shapes and lengths of pieces follow the outputs, a slice that takes one part of a strided shard shrinks with it; every other size stays.
+    """
     builder = SizeBuilder(graph, mesh)
     old = [n for n in graph.nodes if is_size(n)]
     for node in graph.nodes:
@@ -116,6 +124,10 @@ def rebuild_sizes(graph: fx.Graph, mesh: Mapping[str, int]) -> None:
             continue
         if node.target in SHAPE_ARGUMENT:
             _set_shape(node, builder, mesh)
+        elif node.target in SPLITS:
+            _set_pieces(node, mesh)
+        elif node.target is SLICE and _cuts_a_part(node, axis):
+            _shrink(node, mesh[axis])
         else:
             node.args = fx.map_arg(node.args, lambda a: builder.emit(info(a).size) if is_size(a) else a)
             node.kwargs = fx.map_arg(node.kwargs, lambda a: builder.emit(info(a).size) if is_size(a) else a)
@@ -132,3 +144,35 @@ def _set_shape(node: fx.Node, builder: SizeBuilder, mesh: Mapping[str, int]) -> 
     given = node.args[position]
     assert isinstance(given, list | tuple)
     node.update_arg(position, [-1 if size == -1 else builder.emit(shape) for size, shape in zip(given, local, strict=True)])
+
+
+def _set_pieces(node: fx.Node, mesh: Mapping[str, int]) -> None:
+    """Lengths of a split's pieces, as every rank has them."""
+    values = info(node).value
+    assert isinstance(values, tuple)
+    dim = split_dim(node)
+    lengths = [value.local_shape(dict(mesh))[dim] for value in values]
+    if all(length.is_Integer for length in lengths):
+        pieces = [int(length) for length in lengths]
+        node.update_arg(1, pieces[0] if node.target is SPLIT else pieces)
+
+
+def split_dim(node: fx.Node) -> int:
+    dim = named_arguments(node)["dim"]
+    values = info(node).value
+    assert isinstance(values, tuple)
+    assert isinstance(dim, int)
+    return dim % len(values[0].shape)
+
+
+def _cuts_a_part(node: fx.Node, axis: str) -> bool:
+    """Is the slice along the dim that this axis shards?"""
+    value = info(node).value
+    assert isinstance(value, Value)
+    placement = value.on(axis)
+    return isinstance(placement, Shard) and placement.dim == named_arguments(node)["dim"] % len(value.shape)
+
+
+def _shrink(node: fx.Node, ranks: int) -> None:
+    source, dim, start, end = (named_arguments(node)[name] for name in ("self", "dim", "start", "end"))
+    node.args = (source, dim, (start or 0) // ranks, end // ranks if isinstance(end, int) and end < TO_THE_END else end)

@@ -90,7 +90,8 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 def is_size(node: fx.Node) -> bool:
-    return info(node).size is not None
+    """Does the node compute a size (and not a tensor, nor the output)?"""
+    return node.op != "output" and info(node).size is not None
 
 
 def set_info(node: fx.Node, new: Info) -> None:

@@ -46,7 +46,9 @@ def _verify_body(name: str, body: fx.GraphModule, mesh: dict[str, int], hints: d
         if node.op == "output":
             continue
         if "hgc" not in node.meta:
-            raise VerifyError(f"node {node.name!r} of block {name} has no hgc information; a pass that inserts nodes must set it (hgc.ir.value.set_info)")
+            raise VerifyError(
+                f"node {node.name!r} of block {name} has no hgc information; a pass that inserts nodes must set it (hgc.ir.value.set_info)"
+            )
         if is_size(node):
             _check_size(name, node, mesh)
             continue
@@ -75,12 +77,13 @@ def _check_placement(name: str, node: fx.Node, axis: str, mesh: dict[str, int], 
     recorded = tuple(value.on(axis) for value in _values(node))
     if node.target is operator.getitem:
         source, index = node.args
-        assert isinstance(source, fx.Node) and isinstance(index, int)
+        assert isinstance(source, fx.Node)
+        assert isinstance(index, int)
         derived: tuple[Placement, ...] = (_values(source)[index].on(axis),)
     else:
         call = make_call(node, axis, mesh, hints, found_placements(node, axis))
         try:
-            derived = derive(node, call)
+            derived = derive(node, call, recorded)
         except ShardingError as error:
             raise VerifyError(f"block {name}: {error}") from None
     if derived != recorded:
@@ -103,7 +106,8 @@ def _check_size(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
     args = [info(a).size if isinstance(a, fx.Node) and is_size(a) else a for a in node.args]
     if node.target is SYM_SIZE:
         source, dim = node.args
-        assert isinstance(source, fx.Node) and isinstance(dim, int)
+        assert isinstance(source, fx.Node)
+        assert isinstance(dim, int)
         computed = _local(_values(source)[0], mesh)[dim]
     else:
         functions = {operator.mul: operator.mul, operator.add: operator.add, operator.sub: operator.sub}
@@ -137,7 +141,9 @@ def _verify_root(program: Program) -> None:
             if name not in program.state:
                 raise VerifyError(f"the program reads {name!r}, which is no state of the model")
             if program.state[name].value.placements != _values(node)[0].placements:
-                raise VerifyError(f"state {name!r} is placed as {program.state[name].value.placements}, read as {_values(node)[0].placements}")
+                raise VerifyError(
+                    f"state {name!r} is placed as {program.state[name].value.placements}, read as {_values(node)[0].placements}"
+                )
         elif node.op == "call_module":
             _verify_call(program, node)
     for axis in program.mesh:
@@ -165,7 +171,9 @@ def _verify_call(program: Program, node: fx.Node) -> None:
 
 def _same_placement(what: str, found: Value, expected: Value) -> None:
     if not _equal(found, expected):
-        raise VerifyError(f"{what} is {_text(tuple(p for _, p in found.placements))}, expected {_text(tuple(p for _, p in expected.placements))}")
+        raise VerifyError(
+            f"{what} is {_text(tuple(p for _, p in found.placements))}, expected {_text(tuple(p for _, p in expected.placements))}"
+        )
 
 
 def _equal(a: Value, b: Value) -> bool:
@@ -174,5 +182,3 @@ def _equal(a: Value, b: Value) -> bool:
     if a.requires_grad and b.requires_grad:
         return False
     return [(x, as_value(p)) for x, p in a.placements] == [(x, as_value(p)) for x, p in b.placements]
-
-

@@ -48,7 +48,7 @@ class _Kinds:
         sources = [n for n in node.all_input_nodes if self._needs_gradient(n)]
         whole = bool(sources) and all(self._whole(n) for n in sources) and self._whole(node)
         self.deferred[node] = whole and all(self.deferred[n] for n in sources)
-        self.summable[node] = node.target is ops.all_gather and node in self.moves or whole and all(self.summable[n] for n in sources)
+        self.summable[node] = (node.target is ops.all_gather and node in self.moves) or (whole and all(self.summable[n] for n in sources))
 
     def _needs_gradient(self, node: fx.Node) -> bool:
         if node.op == "output" or is_size(node):
@@ -101,7 +101,9 @@ class _Kinds:
         """What a user's contribution to the gradient is."""
         if user.op == "output":
             return "none" if self.deferred[value] else "invariant"
-        if user in self.moves or not self._needs_gradient(user):
+        if user in self.moves:
+            return "invariant" if user.target is ops.as_partial else "none"
+        if not self._needs_gradient(user):
             return "none"
         if not self._whole(user):
             return "partial"
@@ -125,5 +127,3 @@ class _Kinds:
         assert isinstance(source, fx.Node)
         if node.target is ops.shard and self.placements[source] == Replicated() and self._needs_gradient(source):
             node.target = ops.shard_r
-
-

@@ -12,6 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import sympy
+from hgc.passes.sharding.kinds import Placements, settle_kinds
+from hgc.passes.sharding.layout import AxisLayout
+from hgc.passes.sharding.redistribute import operator_for, price
 from torch import fx
 
 from hgc.errors import ShardingError
@@ -21,14 +24,14 @@ from hgc.ir.rules import Call, Case, cases, make_call, rule_for
 from hgc.ir.rules.core import overloads
 from hgc.ir.sizes import SizeBuilder, rebuild_sizes
 from hgc.ir.value import Value, info, is_size, set_info
-from hgc.passes.sharding.kinds import Placements, settle_kinds
-from hgc.passes.sharding.layout import AxisLayout
-from hgc.passes.sharding.redistribute import operator_for, price
 
 Hints = Mapping[sympy.Symbol, int]
 
 _BROADCASTS = set(overloads("expand", "broadcast_to", "zeros", "ones", "full"))
 """Operators whose result is the same along the dims they create."""
+
+_GATHERED_STATE = 1e18
+"""State is not gathered to save activations: the plan placed it where it is. Only where nothing else is legal."""
 
 
 def lower_axis(program: Program, layout: AxisLayout, hints: Hints) -> Program:
@@ -106,7 +109,9 @@ class _AxisLowering:
         if loss != Invariant():
             raise ShardingError(f"the loss is {loss} on axis {self.layout.axis!r}; it must leave the program invariant")
         graph_module = new_root(root, program.state, self.bodies)
-        state = {name: replace(s, value=s.value.placed(self.layout.axis, self._by_name(name, s.value))) for name, s in program.state.items()}
+        state = {
+            name: replace(s, value=s.value.placed(self.layout.axis, self._by_name(name, s.value))) for name, s in program.state.items()
+        }
         report = [*program.report, *dict.fromkeys(self.report)]
         return Program(graph_module, program.symbols, state, self.mesh, report, program.reference, program.name)
 
@@ -118,14 +123,13 @@ class _AxisLowering:
 class _BodyLowering:
     """One body under one tuple of input placements."""
 
-    def __init__(
-        self, body: fx.GraphModule, inputs: tuple[Placement, ...], layout: AxisLayout, mesh: dict[str, int], hints: Hints
-    ) -> None:
+    def __init__(self, body: fx.GraphModule, inputs: tuple[Placement, ...], layout: AxisLayout, mesh: dict[str, int], hints: Hints) -> None:
         self.module = copy_graph_module(body)
         self.graph = self.module.graph
         self.inputs, self.layout, self.mesh, self.hints = inputs, layout, mesh, hints
         self.placements: Placements = {}
         self.moves: set[fx.Node] = set()
+        self.stationary: set[fx.Node] = set()
         self.moved: dict[tuple[fx.Node, Placement], fx.Node] = {}
         self.outputs: tuple[Placement, ...] = ()
         self.report: list[str] = []
@@ -136,6 +140,8 @@ class _BodyLowering:
         for node in list(self.graph.nodes):
             if node.op == "placeholder":
                 self.placements[node] = next(given)
+                if info(node).role != "input":
+                    self.stationary.add(node)
             elif node.op == "output":
                 self._place_outputs(node)
             elif node.target is operator.getitem:
@@ -145,7 +151,7 @@ class _BodyLowering:
         settle_kinds(self.graph, self.layout.axis, self.placements, self.moves)
         self._record()
         self.graph.eliminate_dead_code()
-        rebuild_sizes(self.graph, self.mesh)
+        rebuild_sizes(self.graph, self.mesh, self.layout.axis)
         self.graph.lint()
         self.module.recompile()
         return self.module
@@ -173,6 +179,8 @@ class _BodyLowering:
         if best.rewrite is not None:
             node = best.rewrite(node, self.layout.axis, self.layout.size)
         self.placements[node] = best.outputs if isinstance(info(node).value, tuple) else best.outputs[0]
+        if call.operands and all(operand.node in self.stationary for operand in call.operands):
+            self.stationary.add(node)
 
     def _cost(self, call: Call, case: Case) -> float:
         total = 0.0
@@ -181,11 +189,13 @@ class _BodyLowering:
         return total
 
     def _price(self, node: fx.Node, found: Placement, wanted: Placement, size_bytes: float) -> float:
-        if isinstance(found, Shard) and isinstance(wanted, Shard) and found != wanted and node.op == "placeholder":
-            return math.inf if info(node).role == "parameter" else price(found, wanted, size_bytes, self.layout.size, True, None)
-        whole_and_deferred = self.placements.get(node) == Replicated()
-        gradient = _needs_gradient(node) and not whole_and_deferred
-        return price(found, wanted, size_bytes, self.layout.size, gradient, self._scatter_dim(node))
+        if found == wanted:
+            return 0.0
+        if isinstance(found, Shard) and node in self.stationary:
+            return _GATHERED_STATE if is_whole(wanted) else math.inf
+        actual = self._found(node)
+        gradient = _needs_gradient(node) and actual != Replicated()
+        return price(actual, wanted, size_bytes, self.layout.size, gradient, self._scatter_dim(node), node in self.stationary)
 
     def _bytes(self, shape: tuple[Any, ...], item: int) -> float:
         return float(math.prod(int(size.subs(self.hints)) for size in shape)) * item
@@ -234,7 +244,8 @@ class _BodyLowering:
 
     def _place_piece(self, node: fx.Node) -> None:
         source, index = node.args
-        assert isinstance(source, fx.Node) and isinstance(index, int)
+        assert isinstance(source, fx.Node)
+        assert isinstance(index, int)
         found = self.placements[source]
         self.placements[node] = found[index] if isinstance(found, tuple) else found
 
@@ -246,7 +257,7 @@ class _BodyLowering:
             assert isinstance(node, fx.Node)
             wanted = self._boundary(node)
             found = self._found(node)
-            moved.append(node if wanted == found or is_whole(wanted) and is_whole(found) else self._move(node, wanted, output))
+            moved.append(node if wanted == found or (is_whole(wanted) and is_whole(found)) else self._move(node, wanted, output))
         output.args = (tuple(moved),)
 
     def _boundary(self, node: fx.Node) -> Placement:
@@ -255,7 +266,7 @@ class _BodyLowering:
         if isinstance(found, Shard):
             return found if found.is_plain else Invariant()
         dim = self._scatter_dim(node)
-        if dim is not None and found != Replicated() and not (node.op == "placeholder"):
+        if dim is not None and found != Replicated() and node.op != "placeholder":
             return Shard(dim)
         return Invariant() if isinstance(found, Partial) else found
 
@@ -275,7 +286,8 @@ def _record(node: fx.Node, axis: str, placement: Placement | tuple[Placement, ..
         each = placement if isinstance(placement, tuple) else (placement,) * len(known.value)
         new: Value | tuple[Value, ...] = tuple(v.placed(axis, p) for v, p in zip(known.value, each, strict=True))
     else:
-        assert isinstance(known.value, Value) and not isinstance(placement, tuple)
+        assert isinstance(known.value, Value)
+        assert not isinstance(placement, tuple)
         new = known.value.placed(axis, placement)
     set_info(node, replace(known, value=new))
 

@@ -224,4 +224,3 @@ def _value(node: Any) -> Value:
     found = info(node).value
     assert isinstance(found, Value)
     return found
-

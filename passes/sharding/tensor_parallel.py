@@ -1,4 +1,4 @@
-"""Tensor parallelism: regions of each block split by features or heads, norms split along the sequence, vocabulary split in table and loss."""
+"""Tensor parallelism: regions of each block split by features or heads, norms along the sequence, vocabulary in table and loss."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import sympy
+from hgc.passes.base import Transform
+from hgc.passes.sharding.layout import AxisLayout
+from hgc.passes.sharding.lower import lower_axis
+from hgc.passes.sharding.regions import find_head, find_regions
 from torch import fx
 
 from hgc.errors import ShardingError
@@ -16,10 +20,6 @@ from hgc.ir.program import STATE, Block, Program
 from hgc.ir.rules.core import named_arguments, overloads
 from hgc.ir.value import Value, info
 from hgc.ir.verifier import planning_hints
-from hgc.passes.base import Transform
-from hgc.passes.sharding.layout import AxisLayout
-from hgc.passes.sharding.lower import lower_axis
-from hgc.passes.sharding.regions import find_head, find_regions
 from hgc.plan import Plan
 
 _LOSSES = (*overloads("cross_entropy_loss"), ops.cross_entropy)
@@ -156,4 +156,3 @@ def _shape(node: Any) -> tuple[Any, ...]:
     value = info(node).value
     assert isinstance(value, Value)
     return value.shape
-

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import sympy
+from hgc.passes.base import Planner
+from hgc.passes.sharding.data_parallel import data_layout
+from hgc.passes.sharding.tensor_parallel import tensor_layout
 
 from hgc.cluster import Cluster, Link
 from hgc.errors import HgcError, PlanError, ShardingError
@@ -13,9 +16,6 @@ from hgc.ir.placement import Shard
 from hgc.ir.program import Program
 from hgc.ir.value import Value, info
 from hgc.ir.verifier import planning_hints
-from hgc.passes.base import Planner
-from hgc.passes.sharding.data_parallel import data_layout
-from hgc.passes.sharding.tensor_parallel import tensor_layout
 from hgc.plan import Plan, Prediction, Strategy
 
 _OPTIMIZER_COPIES = 2
@@ -56,7 +56,9 @@ class UniformPlanner(Planner):
             reasons = "; ".join(dict.fromkeys(f"{c.strategy}: {c.refused}" for c in candidates[:4]))
             raise PlanError(f"no strategy runs {program.name} on {cluster.devices} devices ({reasons})")
         best = min(usable, key=lambda c: (c.communication_s, c.strategy.zero, c.strategy.tp))
-        predicted = Prediction(memory_bytes=best.memory_bytes, communication_bytes=best.communication_bytes, basis="uniform planner, ring collectives")
+        predicted = Prediction(
+            memory_bytes=best.memory_bytes, communication_bytes=best.communication_bytes, basis="uniform planner, ring collectives"
+        )
         refused = tuple(f"not {c.strategy}: {c.refused}" for c in candidates if c.refused)
         return Plan(best.strategy, predicted=predicted, notes=(f"chosen among {len(usable)} strategies by least communication", *refused))
 

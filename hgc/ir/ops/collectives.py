@@ -69,6 +69,16 @@ class _AsInvariant(torch.autograd.Function):
         return grad if ctx.rank == 0 else torch.zeros_like(grad), None
 
 
+class _AsPartial(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rank: int) -> Tensor:
+        return x.view_as(x) if rank == 0 else torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
@@ -163,6 +173,12 @@ def as_invariant(x: Tensor, axis: str) -> Tensor:
     """R -> I: the value itself; its gradient, equal on all ranks, counts on the first rank of ``axis`` only."""
     group = groups.find(axis)
     return _apply(_AsInvariant, x, group.rank) if group and x.requires_grad else x
+
+
+def as_partial(x: Tensor, axis: str) -> Tensor:
+    """I -> P: the axis' first rank keeps the value, the others hold zeros; the gradient, alike on all ranks, passes (no communication)."""
+    group = groups.find(axis)
+    return x if group is None else _apply(_AsPartial, x, group.rank)
 
 
 def all_reduce(x: Tensor, axis: str) -> Tensor:

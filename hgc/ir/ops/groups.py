@@ -37,13 +37,13 @@ def describe(handle: dist.ProcessGroup) -> Group:
     return Group(str(handle.group_name), dist.get_world_size(handle), dist.get_rank(handle), handle)
 
 
-def set_groups(groups: Mapping[str, dist.ProcessGroup]) -> None:
+def set_groups(groups: Mapping[str, dist.ProcessGroup | Group]) -> None:
     """Replace this thread's table: mesh axis name -> process group."""
-    _table.groups = {axis: describe(handle) for axis, handle in groups.items()}
+    _table.groups = {axis: found if isinstance(found, Group) else describe(found) for axis, found in groups.items()}
 
 
 @contextmanager
-def use(groups: Mapping[str, dist.ProcessGroup]) -> Iterator[None]:
+def use(groups: Mapping[str, dist.ProcessGroup | Group]) -> Iterator[None]:
     """Set this thread's table for the duration of a ``with`` block."""
     before = _table.groups
     set_groups(groups)

@@ -88,3 +88,13 @@ def _dropout_along(x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
 def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:
     """``F.dropout`` in training, with masks that differ along ``random_axes`` and agree along every other mesh axis."""
     return _dropout_along(x, p, random_axes) if groups.find_all(random_axes) else F.dropout(x, p, training=True)
+
+
+def get_state() -> Tensor:
+    """The state that all random numbers of a run follow from, alike on all ranks; a ``uint8`` vector."""
+    return (_root.generator or torch.default_generator).get_state()
+
+
+def set_state(state: Tensor) -> None:
+    """Continue where :func:`get_state` was taken."""
+    (_root.generator or torch.default_generator).set_state(state)

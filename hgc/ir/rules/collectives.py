@@ -15,6 +15,7 @@ from hgc.ir.value import info
 COLLECTIVES: tuple[Any, ...] = (
     ops.copy_in,
     ops.as_invariant,
+    ops.as_partial,
     ops.all_reduce,
     ops.all_reduce_r,
     ops.all_gather,
@@ -24,7 +25,7 @@ COLLECTIVES: tuple[Any, ...] = (
     ops.shard_r,
     ops.all_to_all,
 )
-_WITHOUT_DIM = (ops.copy_in, ops.as_invariant, ops.all_reduce, ops.all_reduce_r)
+_WITHOUT_DIM = (ops.copy_in, ops.as_invariant, ops.as_partial, ops.all_reduce, ops.all_reduce_r)
 
 
 def transition(target: Any, arguments: Any) -> tuple[Placement, Placement]:
@@ -34,6 +35,7 @@ def transition(target: Any, arguments: Any) -> tuple[Placement, Placement]:
     fixed: dict[Any, tuple[Placement, Placement]] = {
         ops.copy_in: (Invariant(), Replicated()),
         ops.as_invariant: (Replicated(), Invariant()),
+        ops.as_partial: (Invariant(), Partial()),
         ops.all_reduce: (Partial(), Invariant()),
         ops.all_reduce_r: (Partial(), Replicated()),
     }

@@ -1,7 +1,7 @@
 """The operator rule table: which input placements give which output placement, one mesh axis at a time.
 
-A rule is a function from a :class:`Call` to its :class:`Case` list. Rules speak about where *values* live (``Shard``, ``Partial`` or
-whole) and leave the two kinds of whole values, ``Invariant`` and ``Replicated``, to :func:`hgc.ir.derive.derive`, because the kind rule is the
+A rule is a function from a :class:`Call` to its :class:`Case` list. Rules speak about where *values* live (``Shard``, ``Partial``
+or whole) and leave the two kinds of whole values to :func:`hgc.ir.derive.derive`, because the kind rule is the
 same for every operator. The planner prices cases, the transform picks one, the verifier demands one: all read this table.
 """
 

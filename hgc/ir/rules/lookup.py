@@ -80,4 +80,3 @@ def select_rows(call: Call) -> Iterator[Case]:
                 continue
             placed[index.index] = Shard(own)
         yield call.case(dict(placed), Shard(own))
-

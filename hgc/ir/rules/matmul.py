@@ -11,7 +11,7 @@ from hgc.ir.rules.core import PARTIAL, Call, Case, append_axis, overloads, rule,
 
 @rule(*overloads("linear"))
 def linear(call: Call) -> Iterator[Case]:
-    """``y = x W^T + b``: rows of ``W`` give column parallel output, columns of ``W`` a partial sum (no bias then)."""
+    """``y = x W^T + b``: rows of ``W`` give column parallel output, columns of ``W`` a partial sum, to which the bias is a summand."""
     x, w, bias = call["input"], call["weight"], call["bias"]
     last = x.rank - 1
     yield call.all_whole()
@@ -23,10 +23,10 @@ def linear(call: Call) -> Iterator[Case]:
     if isinstance(w.found, Shard) and w.found.dim == 0 and not w.found.is_plain:
         parts = w.found.parts
         yield call.case({w.index: w.found} | ({bias.index: Shard(0, parts)} if bias else {}), Shard(last, parts))
-    if bias is None:
-        if call.divides(w.shape[1]):
-            yield call.case({x.index: Shard(last), w.index: Shard(1)}, PARTIAL)
-        yield call.case({x.index: PARTIAL}, PARTIAL)
+    summed: dict[int, Placement] = {bias.index: PARTIAL} if bias else {}
+    if call.divides(w.shape[1]):
+        yield call.case({x.index: Shard(last), w.index: Shard(1)} | summed, PARTIAL)
+    yield call.case({x.index: PARTIAL} | summed, PARTIAL)
     for operand, found in strided_inputs(call):
         if operand.index == x.index and found.dim < last:
             yield call.case({x.index: found}, found)
@@ -69,8 +69,9 @@ def convolution(call: Call) -> Iterator[Case]:
         return
     if call.divides(w.shape[0]):
         yield call.case({w.index: Shard(0)} | ({bias.index: Shard(0)} if bias else {}), Shard(1))
-    if bias is None and call.divides(w.shape[1]):
-        yield call.case({x.index: Shard(1), w.index: Shard(1)}, PARTIAL)
+    if call.divides(w.shape[1]):
+        summed: dict[int, Placement] = {bias.index: PARTIAL} if bias else {}
+        yield call.case({x.index: Shard(1), w.index: Shard(1)} | summed, PARTIAL)
 
 
 @rule(*overloads("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_avg_pool1d", "max_pool1d", "avg_pool1d"))

@@ -70,7 +70,23 @@ def mean_over_axes(call: Call) -> Iterator[Case]:
     yield from _over_sharded(call, gone, append_axis("batch_axes"))
 
 
-@rule(*overloads("amax", "amin", "max.dim", "min.dim", "argmax", "argmin", "logsumexp", "all.dim", "any.dim", "var.correction", "std.correction", "prod.dim_int", "linalg_vector_norm"))
+@rule(
+    *overloads(
+        "amax",
+        "amin",
+        "max.dim",
+        "min.dim",
+        "argmax",
+        "argmin",
+        "logsumexp",
+        "all.dim",
+        "any.dim",
+        "var.correction",
+        "std.correction",
+        "prod.dim_int",
+        "linalg_vector_norm",
+    )
+)
 def nonlinear(call: Call) -> Iterator[Case]:
     yield call.all_whole()
     yield from _kept(call)

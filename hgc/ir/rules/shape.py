@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -145,7 +146,21 @@ def _count(parts: Size) -> int | sympy.Expr:
     return int(parts) if parts.is_Integer else parts
 
 
-@rule(*overloads("slice.Tensor", "select.int", "narrow", "constant_pad_nd", "pad", "flip", "roll", "cumsum", "tril", "triu", "repeat_interleave.self_int"))
+@rule(
+    *overloads(
+        "slice.Tensor",
+        "select.int",
+        "narrow",
+        "constant_pad_nd",
+        "pad",
+        "flip",
+        "roll",
+        "cumsum",
+        "tril",
+        "triu",
+        "repeat_interleave.self_int",
+    )
+)
 def along_dims(call: Call) -> Iterator[Case]:
     """Any dim the operator leaves alone may be sharded."""
     operand = only(call)
@@ -194,7 +209,7 @@ def _bounds(found: Shard, length: Size) -> list[tuple[Any, Any]]:
     else:
         return []
     edges = [sum(sizes[:i], start=sympy.Integer(0)) for i in range(len(sizes) + 1)]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))
 
 
 @rule(*overloads("cat", "stack"))
@@ -237,4 +252,3 @@ def _same_parts(call: Call, found: Shard, dim: int) -> bool:
 def getitem(call: Call) -> Iterator[Case]:
     """Only reached for one-output operators; outputs of others are placed with their operator."""
     yield Case((WHOLE,), (WHOLE,))
-

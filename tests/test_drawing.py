@@ -10,10 +10,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from hgc.backends.graphviz import draw, folding, naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hgc.backends.graphviz import draw, folding, naming
 from hgc.errors import ArtifactError, HgcError
 from tests.layered import layered_program
 

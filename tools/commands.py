@@ -7,27 +7,23 @@ import importlib
 import pkgutil
 import sys
 from pathlib import Path
-from typing import Any
-
-from hgc.backends import parity
-from hgc.tools import models
-from hgc.tools.console import heading, say, stage, table
+from typing import Any, Literal
 
 from hgc import compiler, records
+from hgc.backends import parity
 from hgc.cluster import Cluster
 from hgc.errors import ArtifactError, HgcError
-from hgc.plan import Plan
+from hgc.plan import Plan, Strategy
+from hgc.tools import models
+from hgc.tools.console import heading, say, stage, table
 
 PROGRAM, PLAN, PICTURES = "program.py", "plan.json", ("graph.svg", "graph.dot")
 
 
 def compile_command(request: argparse.Namespace) -> int:
     """Compile a model and save the executable."""
-    cluster = _cluster(request)
-    with stage("load the model"):
-        model, inputs = models.load(request.model, request.batch_size, request.sequence_length)
-    with stage("trace, plan, distribute"):
-        executable = compiler.compile(model, inputs, cluster=cluster, plan=request.plan)
+    _check_output(request.output)
+    cluster, executable = _compile(request)
     with stage("write"):
         folder = executable.save(request.output)
     _show_plan(executable.plan)
@@ -42,11 +38,7 @@ def compile_command(request: argparse.Namespace) -> int:
 
 def plan_command(request: argparse.Namespace) -> int:
     """Decide, and print or write the plan."""
-    cluster = _cluster(request)
-    with stage("load the model"):
-        model, inputs = models.load(request.model, request.batch_size, request.sequence_length)
-    with stage("trace, plan, distribute"):
-        executable = compiler.compile(model, inputs, cluster=cluster, plan=request.plan)
+    _, executable = _compile(request)
     _show_plan(executable.plan)
     if request.output:
         executable.plan.save(request.output)
@@ -96,8 +88,33 @@ def bench_command(request: argparse.Namespace) -> int:
     return 0
 
 
-def _cluster(request: argparse.Namespace) -> Cluster:
-    return Cluster.load(request.cluster) if request.cluster else Cluster.local(request.devices)
+def _compile(request: argparse.Namespace) -> tuple[Cluster, compiler.Executable]:
+    """What takes no time is checked before the model is loaded."""
+    cluster = Cluster.load(request.cluster) if request.cluster else Cluster.local(request.devices)
+    plan = _plan(request.plan, cluster)
+    with stage("load the model"):
+        model, inputs = models.load(request.model, request.batch_size, request.sequence_length)
+    with stage("trace, plan, distribute"):
+        executable = compiler.compile(model, inputs, cluster=cluster, plan=plan)
+    return cluster, executable
+
+
+def _plan(text: str, cluster: Cluster) -> Plan | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    plan = Plan.load(text) if text.endswith(".json") or Path(text).is_file() else Plan(Strategy.parse(text))
+    plan.validate(cluster.devices)
+    return plan
+
+
+def _check_output(name: str) -> None:
+    folder = Path(name)
+    if folder.exists() and not folder.is_dir():
+        raise ArtifactError(f"{name!r} is a file; give a folder for the program")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / PROGRAM).exists():
+        raise ArtifactError(f"{name!r} holds files that hgc did not write; give a new folder, or empty this one")
+    if not folder.resolve().parent.is_dir():
+        raise ArtifactError(f"{name!r} cannot be made: there is no folder {str(folder.parent)!r}; create it first")
 
 
 def _processes(cluster: Cluster) -> str:

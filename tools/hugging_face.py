@@ -31,8 +31,11 @@ def build(target: str, batch_size: int, sequence_length: int) -> tuple[nn.Module
     model_class = _model_class(target, config)
     from hgc.tracing import empty_weights
 
-    with empty_weights():
-        model = model_class(config)
+    try:
+        with empty_weights():
+            model = model_class(config)
+    except Exception as refused:  # whatever a model's constructor raises, the config is what the user can mend
+        raise HgcError(f"hf:{target} cannot be built: {type(refused).__name__}: {refused}; correct the config") from None
     return model, example_inputs(config, model_class.__name__, batch_size, sequence_length)
 
 
@@ -48,8 +51,8 @@ def _config(target: str, text: str) -> Any:
         )
     try:
         return mapping[kind].from_dict(content)
-    except (TypeError, ValueError, KeyError) as refused:
-        raise HgcError(f"hf:{target} is refused by transformers: {refused}") from None
+    except Exception as refused:  # transformers raises validation errors of several libraries
+        raise HgcError(f"hf:{target} is refused by transformers: {refused}; correct the config") from None
 
 
 def _model_class(target: str, config: Any) -> Callable[[Any], nn.Module]:

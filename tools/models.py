@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from hgc.tools import hugging_face
 from torch import nn
 
 from hgc import records
 from hgc.errors import HgcError
+from hgc.tools import hugging_face
 
 
 def load(name: str, batch_size: int, sequence_length: int) -> tuple[nn.Module, dict[str, Any]]:
@@ -41,18 +42,22 @@ def _from_python(target: str) -> tuple[nn.Module, dict[str, Any]]:
     except ModuleNotFoundError as missing:
         if missing.name is None or not module_name.startswith(missing.name):
             raise HgcError(f"{target!r}: module {module_name!r} imports {missing.name!r}, which is not installed") from None
-        raise HgcError(
-            f"{target!r}: there is no module {module_name!r} in {folder!r} or among the installed ones; check the spelling"
-        ) from None
+        raise HgcError(f"{target!r}: there is no module {module_name!r}, neither here nor installed; check the spelling") from None
     except SyntaxError as wrong:
         raise HgcError(f"{target!r}: {wrong.filename} line {wrong.lineno} is not Python ({wrong.msg}); mend it") from None
     functions = [name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise HgcError(
-            f"{target!r}: module {module_name!r} has no function {function_name!r}; {records.suggestion(function_name, functions)}"
-        )
-    return _checked(target, function())
+        hint = records.suggestion(function_name, functions) if functions else "it has none"
+        raise HgcError(f"{target!r}: module {module_name!r} has no function {function_name!r}; {hint}")
+    try:
+        made = function()
+    except HgcError:
+        raise
+    except Exception as failed:
+        place = traceback.extract_tb(failed.__traceback__)[-1]
+        raise HgcError(f"{target!r} failed at {place.filename}:{place.lineno}: {type(failed).__name__}: {failed}") from None
+    return _checked(target, made)
 
 
 def _checked(target: str, made: Any) -> tuple[nn.Module, dict[str, Any]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import graphviz
-from hgc.backends.graphviz import grouping, labels, naming
-from hgc.backends.graphviz.grouping import Group
 from torch import fx
 
+from hgc.backends.graphviz import grouping, labels, naming
+from hgc.backends.graphviz.grouping import Group
 from hgc.ir.placement import Placement
 from hgc.ir.value import info, value
 

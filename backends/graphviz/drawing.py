@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import graphviz
-from hgc.backends.graphviz import body as bodies
-from hgc.backends.graphviz import folding, grouping, labels, naming
-from hgc.backends.graphviz.render import Drawing
 from torch import fx
 
 from hgc import records
+from hgc.backends.graphviz import body as bodies
+from hgc.backends.graphviz import folding, grouping, labels, naming
+from hgc.backends.graphviz.render import Drawing
 from hgc.errors import HgcError
 from hgc.ir.placement import Placement
 from hgc.ir.program import BODIES, STATE, Program

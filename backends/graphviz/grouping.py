@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hgc.backends.graphviz.naming import is_collective, is_getitem, operator_name
 from torch import fx
 
+from hgc.backends.graphviz.naming import is_collective, is_getitem, operator_name
 from hgc.ir.value import info, is_size, value
 
 HEAVY = ("linear", "matmul", "bmm", "mm", "attention", "norm", "dropout", "entropy", "embedding", "conv", "pool", "moe", "grouped")

@@ -1,0 +1,133 @@
+"""``make demo``: a small Llama from its Hugging Face config, compiled for 4 processes, trained, proven equal to the model, and drawn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.table import Table
+
+from hgc import compiler
+from hgc.backends import parity
+from hgc.cluster import Cluster
+from hgc.errors import ArtifactError, HgcError
+from hgc.tools import models
+from hgc.tools.console import heading, say, table
+
+CONFIG = Path(__file__).parents[1] / "examples" / "llama.json"
+PLAN, DEVICES, STEPS = "dp2 tp2", 4, 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the closing table."""
+
+    step: str
+    result: str
+    seconds: float
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demo into the folder given (default ``out``); returns the exit code."""
+    folder = Path(arguments[0] if arguments else "out")
+    try:
+        rows, ok = run(folder)
+    except HgcError as failed:
+        print(f"hgc: {failed}", file=sys.stderr)
+        return 1
+    heading("Demo")
+    table(_summary(rows))
+    _next(folder)
+    return 0 if ok else 1
+
+
+def run(folder: Path) -> tuple[list[Row], bool]:
+    """Every step of the demo: what was done and whether the program equals the model."""
+    say(f"compiling {CONFIG.name} for {DEVICES} processes, plan {PLAN!r}")
+    executable, compile_s = _timed(lambda: _compile(folder))
+    program = executable.program
+    blocks = len(list(program.blocks()))
+    compiled = f"{blocks} blocks, {len(program.bodies)} distinct -> {_lines(folder / 'program.py')} lines of program.py"
+    say(f"training it for {STEPS} steps with torchrun")
+    losses, train_s = _timed(lambda: _train(folder))
+    say("comparing it with the model: loss, every gradient, weights after 10 optimizer steps")
+    report, verify_s = _timed(lambda: parity.verify(folder))
+    say("drawing it")
+    picture, draw_s = _timed(lambda: _draw(executable, folder))
+    rows = [
+        Row("compile", compiled, compile_s),
+        Row(f"train {STEPS} steps", losses, train_s),
+        Row("verify", str(report), verify_s),
+        Row("draw", picture, draw_s),
+    ]
+    return rows, report.ok
+
+
+def _compile(folder: Path) -> compiler.Executable:
+    model, inputs = models.load(f"hf:{CONFIG}", batch_size=8, sequence_length=64)
+    executable = compiler.compile(model, inputs, cluster=Cluster.local(DEVICES), plan=PLAN)
+    executable.save(folder)
+    return executable
+
+
+def _train(folder: Path) -> str:
+    """Run the emitted program as a user would; what it prints is shown, its last line returned."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(DEVICES)]
+    command += [str(folder / "program.py"), "--steps", str(STEPS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line.rstrip())
+        say(f"  {line.rstrip()}")
+    if process.wait() != 0:
+        raise ArtifactError(f"the compiled program ended with exit code {process.returncode}; its messages are above")
+    return next((line for line in reversed(said) if line.strip()), "done")
+
+
+def _draw(executable: compiler.Executable, folder: Path) -> str:
+    bodies = executable.program.bodies
+    most_used = max(bodies, key=lambda name: sum(block.body == name for block in executable.program.blocks()))
+    executable.draw(folder / "layer.svg", open_body=most_used)
+    return ", ".join(sorted(path.name for path in folder.iterdir() if path.suffix in (".svg", ".dot")))
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    return work(), time.perf_counter() - start
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def _summary(rows: list[Row]) -> Table:
+    summary = Table(show_edge=False, pad_edge=False)
+    for column in ("step", "result"):
+        summary.add_column(column, overflow="fold")
+    summary.add_column("seconds", justify="right")
+    for row in rows:
+        summary.add_row(row.step, row.result, f"{row.seconds:.1f}")
+    return summary
+
+
+def _next(folder: Path) -> None:
+    heading("Look at")
+    picture = next((name for name in ("graph.svg", "graph.dot") if (folder / name).exists()), "")
+    layer = next((name for name in ("layer.svg", "layer.dot") if (folder / name).exists()), "")
+    say(f"  {folder / 'program.py'}    the program, to read")
+    say(f"  {folder / picture}     the model as blocks;  {folder / layer}  one layer opened: placements and communication")
+    say(f"  hgc compile hf:{os.path.relpath(CONFIG)} --devices 4 --plan 'dp4 zero3' -o out2    another plan (.venv/bin/hgc)")
+    say("  README.md    the same from Python, and for your own model")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

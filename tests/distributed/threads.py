@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from hgc._torch_compat import threaded_store, threaded_world
+from hgc._torch_compat import local_store, threaded_world
 from hgc.ir.ops.random import own_root
 
 Result = TypeVar("Result")
@@ -23,7 +23,7 @@ def run_ranks(world: int, fn: Callable[[int], Result], timeout_s: float = 60.0, 
     """
     results: dict[int, Result] = {}
     failures: list[BaseException] = []
-    store = threaded_store()
+    store = local_store()
 
     def rank_main(rank: int, abort: Callable[[BaseException], None]) -> None:
         try:

@@ -1,0 +1,33 @@
+"""What an emitted program imports: its classes, its groups, its training loop. See docs/design/runtime.md."""
+
+from hgc.ir import ops
+from hgc.runtime.batches import Batch, BatchError, DataRequest, LocalBatch
+from hgc.runtime.cli import main
+from hgc.runtime.mesh import Mesh, pick_device, start
+from hgc.runtime.modules import Block, Blocks, Container, Model, access, block, blocks
+from hgc.runtime.plan_info import Input, Normal, PlanInfo, Symbol
+from hgc.runtime.trainer import Trainer
+
+__all__ = [
+    "Batch",
+    "BatchError",
+    "Block",
+    "Blocks",
+    "Container",
+    "DataRequest",
+    "Input",
+    "LocalBatch",
+    "Mesh",
+    "Model",
+    "Normal",
+    "PlanInfo",
+    "Symbol",
+    "Trainer",
+    "access",
+    "block",
+    "blocks",
+    "main",
+    "ops",
+    "pick_device",
+    "start",
+]

@@ -1,0 +1,174 @@
+"""The command line of an emitted program: ``torchrun --nproc-per-node N program.py --steps 20``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hgc.errors import ArtifactError, HgcError, PlanError
+from hgc.ir.ops.random import manual_seed
+from hgc.runtime.batches import BatchError, DataRequest, check_ranges, open_source
+from hgc.runtime.modules import Model
+from hgc.runtime.plan_info import PlanInfo
+from hgc.runtime.progress import Progress
+from hgc.runtime.trainer import Trainer
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+# their updates look at whole parameters (norms, factors, one flat vector), which a share does not show
+NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+
+
+def main(model: type[Model], plan: PlanInfo, argv: Sequence[str] | None = None) -> None:
+    """Train as the command line says. Does not return normally after a failure: the process ends with code 1, and torchrun ends the others."""
+    arguments = parser(plan).parse_args(argv)
+    try:
+        train(model, plan, arguments)
+    except HgcError as error:
+        _fail(f"error: {error}")
+    except Exception:
+        _fail(traceback.format_exc())
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _fail(text: str) -> None:
+    """Say what is wrong once, and end without waiting for ranks that may hang in a collective."""
+    if int(os.environ.get("RANK", 0)) != 0:
+        time.sleep(1.0)  # mistakes that all ranks see are told by rank 0, whose end takes the others down
+    print(text, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def parser(plan: PlanInfo) -> argparse.ArgumentParser:
+    """The options of a program; sizes only where the program leaves them open."""
+    made = argparse.ArgumentParser(description=f"Train on {plan.world} processes; see docs/design/runtime.md.")
+    made.add_argument("--steps", type=_positive, default=10, help="optimizer steps to take in all")
+    made.add_argument("--optimizer", default="adamw", help="any elementwise optimizer of torch.optim, by name")
+    made.add_argument("--lr", type=float, default=3e-4, help="learning rate")
+    made.add_argument("--weight-decay", type=float, default=None, help="the optimizer's own default if not given")
+    made.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient, 0 for no limit")
+    made.add_argument("--dtype", choices=DTYPES, default=None, help="bfloat16 computes in it and keeps float32 parameters; default: as traced")
+    made.add_argument("--batch-size", type=_positive, default=None, help="global batch")
+    made.add_argument("--sequence-length", type=_positive, default=None)
+    made.add_argument("--size", action="append", default=[], metavar="SYMBOL=N", help=f"any open size: {_symbols(plan)}")
+    made.add_argument("--micro-batches", type=_positive, default=1, help="parts of a rank's batch that run one after the other")
+    made.add_argument("--data", default=None, metavar="MODULE:FUNCTION", help="source of batches; synthetic ones if not given")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--weights", type=Path, default=None, metavar="FILE", help="whole state dict to start from: .safetensors, or a file of torch.save")
+    made.add_argument("--save", type=Path, default=None, metavar="DIR", help="write a checkpoint there at the end")
+    made.add_argument("--save-every", type=_positive, default=None, metavar="N", help="and after every N steps")
+    made.add_argument("--resume", type=Path, default=None, metavar="DIR", help="continue from a checkpoint")
+    made.add_argument("--log-every", type=_positive, default=1, metavar="N")
+    made.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    return made
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def _symbols(plan: PlanInfo) -> str:
+    return ", ".join(f"{name} ({symbol.meaning})" for name, symbol in plan.symbols.items()) or "this program has none"
+
+
+def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> None:
+    """Build, resume, train, save."""
+    sizes = _sizes(plan, arguments)
+    mixed = arguments.dtype == "bfloat16"
+    optimizer_class = _optimizer_class(arguments.optimizer)
+    if arguments.resume is not None and arguments.weights is not None:
+        raise PlanError("--resume and --weights both set the parameters; give one of them")
+    trainer = Trainer(
+        model,
+        plan,
+        state=_read_weights(arguments.weights),
+        seed=arguments.seed,
+        device=arguments.device,
+        dtype=None if arguments.dtype is None else torch.float32 if mixed else DTYPES[arguments.dtype],
+        compute_dtype=torch.bfloat16 if mixed else None,
+        micro_batches=arguments.micro_batches,
+    )
+    manual_seed(arguments.seed)
+    options = {"lr": arguments.lr} | ({} if arguments.weight_decay is None else {"weight_decay": arguments.weight_decay})
+    optimizer = optimizer_class(trainer.parameters(), **options)  # type: ignore[arg-type]
+    first = trainer.load(arguments.resume, optimizer) if arguments.resume is not None else 0
+    request = DataRequest(sizes, arguments.seed, first, dict(plan.mesh), dict(trainer.mesh.coordinates))
+    source = open_source(arguments.data, request, plan)
+    progress = Progress(trainer.mesh, plan, arguments.log_every)
+    for step in range(first + 1, arguments.steps + 1):
+        batch = next(source, None)
+        if batch is None:
+            raise BatchError(f"data source {arguments.data!r} ended after {step - 1 - first} batches; it must yield {arguments.steps - first}")
+
+        loss = trainer.step(batch)
+        norm = trainer.clip_grad_norm(arguments.clip or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+        progress.step(step, loss, norm, batch)
+        if arguments.save is not None and (step == arguments.steps or (arguments.save_every and step % arguments.save_every == 0)):
+            trainer.save(arguments.save, optimizer, step)
+
+
+
+
+def _sizes(plan: PlanInfo, arguments: argparse.Namespace) -> dict[str, int]:
+    """Sizes of all symbols: defaults, then what the command line says. Raises ``PlanError`` for sizes that the program fixes."""
+    sizes = {name: symbol.default for name, symbol in plan.symbols.items()}
+    for option, meaning, value in (("--batch-size", "batch", arguments.batch_size), ("--sequence-length", "sequence", arguments.sequence_length)):
+        if value is None:
+            continue
+        name = plan.symbol(meaning)
+        if name is None:
+            raise PlanError(f"{option} {value}: the program was traced with a fixed {meaning} size; compile it with that size")
+        sizes[name] = value
+    for text in arguments.size:
+        name, _, value = text.partition("=")
+        if name not in sizes or not value.isdigit():
+            raise PlanError(f"--size {text}: expected SYMBOL=N with one of the open sizes, {_symbols(plan)}")
+        sizes[name] = int(value)
+    check_ranges(sizes, plan)
+    return sizes
+
+
+def _optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    known = {
+        cls.__name__.lower(): cls
+        for cls in vars(torch.optim).values()
+        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer and cls.__name__ not in NOT_ELEMENTWISE
+    }
+    if name.lower() not in known:
+        raise PlanError(f"--optimizer {name}: expected one of {', '.join(sorted(known))}")
+    return known[name.lower()]
+
+
+def _read_weights(path: Path | None) -> dict[str, Tensor] | None:
+    if path is None:
+        return None
+    if not path.is_file():
+        raise ArtifactError(f"--weights {path}: there is no such file; give a .safetensors file or one written by torch.save")
+    if path.suffix == ".safetensors":
+        try:
+            from safetensors.torch import load_file
+        except ModuleNotFoundError:
+            raise ArtifactError(f"--weights {path} needs the package safetensors; pip install safetensors") from None
+        return dict(load_file(path))
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # a file that is no archive fails in many ways
+        raise ArtifactError(f"--weights {path} is no file of torch.save that holds tensors only; save a state_dict") from None
+    if not isinstance(loaded, dict):
+        raise ArtifactError(f"--weights {path} holds {type(loaded).__name__}, expected a state dict")
+    return loaded

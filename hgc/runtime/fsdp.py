@@ -1,0 +1,88 @@
+"""ZeRO-3 through FSDP2: which parameters form a unit, and sums instead of averages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from hgc.runtime.mesh import Mesh
+from hgc.runtime.modules import Blocks, Model
+from hgc.runtime.state import Entry, fully_sharded
+
+
+@dataclass(frozen=True)
+class Units:
+    """Repeated blocks that are sharded one by one, and everything else, with the entries of each."""
+
+    blocks: tuple[tuple[nn.Module, tuple[Entry, ...]], ...]
+    root: tuple[Entry, ...]
+
+
+def find_units(model: Model, entries: Iterable[Entry]) -> Units:
+    """Every element of ``rt.blocks`` is a unit, unless it shares a tensor with another block."""
+    candidates = [block for module in model.modules() if isinstance(module, Blocks) for block in module]
+    owner = {id(module): index for index, block in enumerate(candidates) for module in block.modules()}
+    owned: dict[int, list[Entry]] = {index: [] for index in range(len(candidates))}
+    shared: Counter[int] = Counter()
+    root: list[Entry] = []
+    for entry in entries:
+        owners = {owner.get(id(holder), -1) for holder, _ in entry.places}
+        if len(owners) == 1 and -1 not in owners:
+            owned[owners.pop()].append(entry)
+        else:
+            shared.update(owners)
+            root.append(entry)
+    for index in shared:
+        root.extend(owned.pop(index, []))
+    return Units(tuple((candidates[index], tuple(found)) for index, found in owned.items()), tuple(root))
+
+
+def shard_model(
+    model: Model,
+    units: Units,
+    axes: tuple[str, ...],
+    mesh: Mesh,
+    fill: Callable[[Iterable[Entry]], None],
+    compute_dtype: torch.dtype | None,
+) -> list[Entry]:
+    """Fill and shard unit after unit, so that a rank never holds more than its share and one unit; returns the entries as they are now."""
+    device_mesh = DeviceMesh.from_group(mesh.group(axes).handle, mesh.device.type)
+    # the root unit keeps float32: embeddings and norms feed the residual stream
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False) if compute_dtype else None
+    done: list[Entry] = []
+    for block, entries in units.blocks:
+        done += _shard_unit(block, entries, axes, mesh, device_mesh, fill, policy)
+    done += _shard_unit(model, units.root, axes, mesh, device_mesh, fill, None)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums, and a factor of one needs none
+    return done
+
+
+def _shard_unit(
+    module: nn.Module,
+    entries: Iterable[Entry],
+    axes: tuple[str, ...],
+    mesh: Mesh,
+    device_mesh: DeviceMesh,
+    fill: Callable[[Iterable[Entry]], None],
+    policy: MixedPrecisionPolicy | None,
+) -> list[Entry]:
+    entries = list(entries)
+    fill(entries)
+    managed = {entry.name for entry in entries if _can_shard(entry, axes)}
+    kept = {entry.module_tensor() for entry in entries if entry.is_parameter and entry.name not in managed}
+    ignored: set[nn.Parameter] = {parameter for parameter in kept if isinstance(parameter, nn.Parameter)}
+    fully_shard(module, mesh=device_mesh, mp_policy=policy or MixedPrecisionPolicy(cast_forward_inputs=False), ignored_params=ignored)
+    return [fully_sharded(entry, axes, mesh) if entry.name in managed else entry for entry in entries]
+
+
+def _can_shard(entry: Entry, axes: tuple[str, ...]) -> bool:
+    return entry.is_parameter and entry.sync == axes and len(entry.layout.shape) > 0

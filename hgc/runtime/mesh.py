@@ -1,0 +1,118 @@
+"""The processes of a job as a mesh with named axes."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from hgc._torch_compat import local_store
+from hgc.errors import PlanError
+from hgc.ir.ops import groups
+from hgc.runtime.plan_info import PlanInfo, describe_mesh
+
+
+@dataclass
+class Mesh:
+    """This rank's view of the mesh: sizes and own coordinates by axis, device, and process groups."""
+
+    sizes: dict[str, int]
+    rank: int
+    coordinates: dict[str, int]
+    device: torch.device
+    _groups: dict[tuple[str, ...], groups.Group] = field(default_factory=dict)
+
+    @property
+    def world(self) -> int:
+        return dist.get_world_size()
+
+    def group(self, axes: tuple[str, ...]) -> groups.Group:
+        """The group of all ranks that differ along ``axes`` only; every rank must ask for the same groups in the same order."""
+        if axes not in self._groups:
+            self._groups[axes] = groups.describe(_new_group(self.sizes, axes))
+        return self._groups[axes]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let operators find this mesh's groups."""
+        with groups.use({axis: self.group((axis,)) for axis in self.sizes}):
+            yield
+
+
+def _new_group(sizes: Mapping[str, int], axes: tuple[str, ...]) -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None
+    members = _members(sizes, axes)
+    if len(members) == 1:
+        return world
+    group, _ = dist.new_subgroups_by_enumeration(members)
+    assert group is not None
+    return group
+
+
+def _members(sizes: Mapping[str, int], axes: tuple[str, ...]) -> list[list[int]]:
+    """Rank lists of all groups along ``axes``; ranks are numbered with the last mesh axis fastest."""
+    strides: dict[str, int] = {}
+    stride = 1
+    for axis in reversed(sizes):
+        strides[axis], stride = stride, stride * sizes[axis]
+
+    def offsets(chosen: list[str]) -> list[int]:
+        return [sum(values) for values in itertools.product(*([i * strides[a] for i in range(sizes[a])] for a in chosen))]
+
+    others = [axis for axis in sizes if axis not in axes]
+    return [[first + offset for offset in offsets([a for a in sizes if a in axes])] for first in offsets(others)]
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """``"cpu"``, ``"cuda"`` (this process's GPU), or ``"auto"``: CUDA where there is any. Raises ``PlanError``."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise PlanError(f"device {name!r} is unknown; use auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PlanError("device 'cuda' was asked for, but torch sees no GPU here; use --device cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+    return device
+
+
+def start(plan: PlanInfo, device: torch.device, timeout_s: float = 600.0) -> Mesh:
+    """Join the job (unless the caller has) and lay the plan's mesh over it. Raises ``PlanError`` if the number of processes is not the plan's."""
+    if not dist.is_initialized():
+        _join(plan, device, timeout_s)
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if world != plan.world:
+        raise PlanError(
+            f"the plan needs {plan.world} processes ({describe_mesh(plan.mesh)}) but this job has {world}; "
+            f"start it with torchrun --nproc-per-node {plan.world}"
+        )
+    coordinates = {}
+    rest = rank
+    for axis in reversed(plan.mesh):
+        rest, coordinates[axis] = divmod(rest, plan.mesh[axis])
+    mesh = Mesh(dict(plan.mesh), rank, coordinates, device)
+    for axis in plan.mesh:
+        mesh.group((axis,))
+    groups.set_groups({axis: mesh.group((axis,)) for axis in plan.mesh})
+    return mesh
+
+
+def _join(plan: PlanInfo, device: torch.device, timeout_s: float) -> None:
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = datetime.timedelta(seconds=timeout_s)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    elif plan.world == 1:
+        dist.init_process_group(backend, timeout=timeout, store=local_store(), rank=0, world_size=1)
+    else:
+        raise PlanError(
+            f"the plan needs {plan.world} processes ({describe_mesh(plan.mesh)}) but this is a single one; "
+            f"start it with torchrun --nproc-per-node {plan.world}"
+        )

@@ -1,0 +1,212 @@
+"""A program ready to train: parameters in place, gradients synchronised, state in and out under the user's names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from hgc.errors import ArtifactError
+from hgc.ir.ops.collectives import sum_over
+from hgc.ir.ops.groups import describe
+from hgc.runtime import batches, checkpoint
+from hgc.runtime.fsdp import find_units, shard_model
+from hgc.runtime.mesh import pick_device, start
+from hgc.runtime.modules import Model
+from hgc.runtime.plan_info import PlanInfo
+from hgc.runtime.reducer import BUCKET_BYTES, Reducer
+from hgc.runtime.state import Entry, allocate, entries_of, fill, gather_whole, load_whole, plain, replicas
+
+
+class Trainer:
+    """Trains ``model`` as ``plan`` says; see docs/design/runtime.md.
+
+    ``state`` holds whole tensors under the user's names (parameters, buffers, constants), the same on every rank; what it lacks is initialised from
+    ``seed``. ``dtype`` replaces all floating dtypes; ``compute_dtype`` computes under autocast with the parameters kept as they are.
+    """
+
+    def __init__(
+        self,
+        model: type[Model],
+        plan: PlanInfo,
+        *,
+        state: Mapping[str, Tensor] | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        dtype: torch.dtype | None = None,
+        compute_dtype: torch.dtype | None = None,
+        micro_batches: int = 1,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self.plan = plan
+        self.mesh = start(plan, pick_device(device))
+        self.model = model()
+        self.model.tie(plan.tied)
+        self.micro_batches = micro_batches
+        self._compute_dtype = compute_dtype
+        values = self._by_declared_name({**_constants(model, plan), **(state or {})})
+        self._entries = entries_of(self.model, plan, self.mesh)
+
+        def prepare(entries: Iterable[Entry]) -> None:
+            chosen = list(entries)
+            allocate(chosen, self.mesh, dtype)
+            fill(chosen, values, seed)
+
+        data_axes = tuple(axis for axis in plan.data_axes if plan.mesh[axis] > 1)
+        if plan.zero == 3 and data_axes:
+            units = find_units(self.model, self._entries)
+            self._entries = shard_model(self.model, units, data_axes, self.mesh, prepare, compute_dtype)
+        else:
+            prepare(self._entries)
+        trained = [entry for entry in self._entries if entry.is_parameter]
+        self._shares = {entry.name: _Share(entry) for entry in trained}
+        summed = [(self._shares[entry.name].parameter, self.mesh.group(entry.sync)) for entry in trained if entry.sync]
+        self._reducer = Reducer(summed, bucket_bytes)
+        self._world = describe(torch.distributed.group.WORLD)  # type: ignore[arg-type]
+
+    # -- training ---------------------------------------------------------------------------------------------------------------------
+
+    def step(self, batch: batches.Batch) -> Tensor:
+        """Forward, backward and gradient synchronisation; returns the loss, a detached 0-d tensor, the same on every rank."""
+        parts = batches.micro_batches(batches.local_batch(batch, self.plan, self.mesh), self.micro_batches, self.plan)
+        for share in self._shares.values():
+            share.before_backward()
+        self._reducer.begin_step()
+        losses = []
+        # backward in this thread: recomputed operators look up their groups, and the table belongs to the thread
+        with self.mesh.active(), torch.autograd.set_multithreading_enabled(False):
+            for index, part in enumerate(parts):
+                last = index == len(parts) - 1
+                if isinstance(self.model, FSDPModule):
+                    self.model.set_requires_gradient_sync(last)
+                if last:
+                    self._reducer.begin()
+                loss = self._forward(part)
+                (loss / len(parts) if len(parts) > 1 else loss).backward()  # type: ignore[no-untyped-call]
+                losses.append(loss.detach())
+            self._reducer.finish()
+        for share in self._shares.values():
+            share.after_backward()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    @torch.no_grad()
+    def loss(self, batch: batches.Batch) -> Tensor:
+        """The loss of a batch without gradients."""
+        with self.mesh.active():
+            parts = batches.micro_batches(batches.local_batch(batch, self.plan, self.mesh), self.micro_batches, self.plan)
+            return torch.stack([self._forward(part) for part in parts]).mean()
+
+    def _forward(self, part: Mapping[str, Tensor]) -> Tensor:
+        autocast = torch.autocast(self.mesh.device.type, self._compute_dtype) if self._compute_dtype else contextlib.nullcontext()
+        with autocast:
+            loss = self.model(**part)
+        assert isinstance(loss, Tensor)
+        return loss
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm over the whole model is at most ``max_norm``; returns the norm before, the same on every rank."""
+        by_replicas: dict[int, list[Tensor]] = {}
+        for entry in self._entries:
+            if entry.is_parameter and self._shares[entry.name].parameter.grad is not None:
+                gradient = self._shares[entry.name].parameter.grad
+                assert gradient is not None
+                by_replicas.setdefault(replicas(entry, self.mesh), []).append(gradient)
+        total = torch.zeros((), device=self.mesh.device, dtype=torch.float64)
+        for count, gradients in by_replicas.items():
+            total += nn.utils.get_total_norm(gradients).double() ** 2 / count
+        norm = (sum_over(total, self._world.name) if self._world.size > 1 else total).sqrt()
+        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
+        return norm
+
+    # -- state ------------------------------------------------------------------------------------------------------------------------
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's share of each parameter, a plain tensor, under the user's name."""
+        for name, share in self._shares.items():
+            yield name, share.parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This rank's share of each parameter, for any elementwise optimizer."""
+        for share in self._shares.values():
+            yield share.parameter
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole parameters and persistent buffers under the user's names, tied names too, on every rank; all ranks must call it."""
+        found = {entry.name: gather_whole(entry.local(), entry.layout, self.mesh) for entry in self._entries if entry.declared.persistent}
+        return found | {alias: found[name] for alias, name in self.plan.tied.items() if name in found}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The same as :meth:`full_state_dict`."""
+        return self.full_state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Set parameters and persistent buffers from whole tensors. Raises ``ArtifactError`` for names or shapes that do not fit."""
+        given = self._by_declared_name(state)
+        entries = {entry.name: entry for entry in self._entries if entry.declared.persistent}
+        missing, unknown = [name for name in entries if name not in given], [name for name in given if name not in entries]
+        unknown = [name for name in unknown if all(entry.name != name for entry in self._entries)]
+        if missing or unknown:
+            what = f"lacks {missing[0]!r}" if missing else f"has {unknown[0]!r}, which the program does not know"
+            raise ArtifactError(f"the state {what}; use the state dict of the model that was compiled")
+        for name, entry in entries.items():
+            load_whole(entry, given[name])
+
+    def full_gradients(self) -> dict[str, Tensor | None]:
+        """Whole gradients under the user's names, ``None`` where there is none; all ranks must call it."""
+        return {
+            entry.name: None if gradient is None else gather_whole(plain(gradient), entry.layout, self.mesh)
+            for entry in self._entries
+            if entry.is_parameter
+            for gradient in (self._shares[entry.name].parameter.grad,)
+        }
+
+    def save(self, path: str | Path, optimizer: torch.optim.Optimizer | None = None, step: int = 0) -> None:
+        """Write a checkpoint that any plan of the same model can load; all ranks must call it."""
+        checkpoint.save(Path(path), self._entries, self._share_parameters(), self.mesh, optimizer, step)
+
+    def load(self, path: str | Path, optimizer: torch.optim.Optimizer | None = None) -> int:
+        """Read a checkpoint and return its step; all ranks must call it. Raises ``ArtifactError`` if it is missing or of another model."""
+        return checkpoint.load(Path(path), self._entries, self._share_parameters(), self.mesh, optimizer)
+
+    def _share_parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.named_parameters())
+
+    def _by_declared_name(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {self.plan.tied.get(name, name): tensor for name, tensor in values.items()}
+
+
+class _Share:
+    """A parameter's share as a plain tensor. Under FSDP2 it shares memory with the DTensor, and gradients are handed over."""
+
+    def __init__(self, entry: Entry) -> None:
+        held = entry.module_tensor()
+        assert isinstance(held, nn.Parameter)
+        self._dtensor = None if type(held.data) is Tensor else held
+        self.parameter = held if self._dtensor is None else nn.Parameter(plain(held), requires_grad=held.requires_grad)
+
+    def before_backward(self) -> None:
+        if self._dtensor is not None and self.parameter.grad is None:
+            self._dtensor.grad = None
+
+    def after_backward(self) -> None:
+        if self._dtensor is not None:
+            self.parameter.grad = None if self._dtensor.grad is None else plain(self._dtensor.grad)
+
+
+def _constants(model: type[Model], plan: PlanInfo) -> dict[str, Tensor]:
+    """Values of the buffers that no checkpoint holds, from the file next to the program."""
+    if plan.constants is None:
+        return {}
+    import inspect
+
+    path = Path(inspect.getfile(model)).with_name(plan.constants)
+    if not path.is_file():
+        raise ArtifactError(f"the program needs its constants file {path}, which is missing; copy it along with the program or compile again")
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    assert isinstance(loaded, dict)
+    return loaded

@@ -27,8 +27,8 @@ class LocalBatch(dict[str, Tensor]):
 class DataRequest:
     """What ``--data module:function`` is called with: ``function(request)`` returns an iterable of batches, starting with ``first_step``.
 
-    ``sizes`` are the global sizes of the program's symbols (``{"B": 8, "S": 128}``); ``mesh`` and ``coordinates`` tell a source that reads only
-    this rank's part (and yields :class:`LocalBatch`) which part that is.
+    ``sizes`` are the global sizes of the program's symbols (``{"B": 8, "S": 128}``); ``mesh`` and ``coordinates`` tell a source that
+    reads only this rank's part (and yields :class:`LocalBatch`) which part that is.
     """
 
     sizes: Mapping[str, int]
@@ -86,17 +86,17 @@ def check_sizes(batch: Batch, plan: PlanInfo) -> dict[str, int]:
         if tensor.dtype != declared.dtype:
             raise BatchError(f"input {name!r} is {tensor.dtype}, but the program was traced with {declared.dtype}; convert the batch")
         for dim, expected in enumerate(declared.shape):
-            if isinstance(expected, str) and expected in plan.symbols:
-                if sizes.setdefault(expected, tensor.size(dim)) != tensor.size(dim):
-                    raise BatchError(
-                        f"input {name!r} has size {tensor.size(dim)} in dim {dim}, but {expected} ({plan.symbols[expected].meaning}) is "
-                        f"{sizes[expected]} in another input; give all inputs of a batch the same {plan.symbols[expected].meaning} size"
-                    )
+            if expected in plan.symbols and sizes.setdefault(str(expected), tensor.size(dim)) != tensor.size(dim):
+                meaning = plan.symbols[str(expected)].meaning
+                raise BatchError(
+                    f"input {name!r} has {meaning} size {tensor.size(dim)}, but another input has {sizes[str(expected)]}; "
+                    f"give all inputs of a batch the same {meaning} size"
+                )
     check_ranges(sizes, plan)
     for name, declared in plan.inputs.items():
         wanted = shape_of(declared, sizes)
         if tuple(batch[name].shape) != wanted:
-            raise BatchError(f"input {name!r} has shape {tuple(batch[name].shape)}, but the program was traced for {wanted} {_dims(declared)}")
+            raise BatchError(f"input {name!r} has shape {tuple(batch[name].shape)}, but the program needs {wanted}: {_dims(declared)}")
     return sizes
 
 

@@ -1,7 +1,7 @@
 """Checkpoints with torch.distributed.checkpoint, laid out by the user's tensors and not by the plan.
 
-Each rank writes the boxes it holds; a rank that loads asks for the boxes it needs. A strided shard or a padded parameter is a few more boxes, so no tensor
-is gathered or rearranged, and any tool that reads DCP finds whole tensors under the user's names.
+Each rank writes the boxes it holds; a rank that loads asks for the boxes it needs. A strided shard or a padded parameter is a few more
+boxes, so no tensor is gathered or rearranged, and any tool that reads DCP finds whole tensors under the user's names.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load as load_pieces
+from torch.distributed.checkpoint.state_dict_saver import save as save_pieces
 
 from hgc.errors import ArtifactError
 from hgc.ir.ops.random import get_state, set_state
@@ -70,9 +73,9 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 def _write_items(name: str, piece: Piece) -> list[WriteItem]:
-    properties = TensorProperties(dtype=piece.local.dtype)
+    properties, shape = TensorProperties(dtype=piece.local.dtype), torch.Size(piece.shape)
     return [
-        WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=TensorWriteData(chunk, properties, torch.Size(piece.shape)))
+        WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=TensorWriteData(chunk, properties, shape))
         for chunk in piece.chunks()
     ]
 
@@ -128,8 +131,8 @@ def _optimizer_pieces(
                 found[name] = Piece(plain(value), entry.layout.shape, entry.held)
             else:
                 raise ArtifactError(
-                    f"optimizer state {key!r} of {entry.name!r} has shape {tuple(value.shape)}, neither that of its parameter nor 0-d, so it "
-                    f"cannot be stored for other plans; use an elementwise optimizer such as AdamW"
+                    f"optimizer state {key!r} of {entry.name!r} has shape {tuple(value.shape)}, neither that of its parameter nor 0-d, "
+                    f"so it cannot be stored for other plans; use an elementwise optimizer such as AdamW"
                 )
     return found
 
@@ -166,7 +169,7 @@ def save(
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
     dist.barrier()
-    dcp.save({}, storage_writer=dcp.FileSystemWriter(partial), planner=_SavePlanner(pieces))
+    save_pieces({}, storage_writer=FileSystemWriter(partial), planner=_SavePlanner(pieces))
     if mesh.rank == 0:
         info = {"format": FORMAT, "step": step, "optimizer": groups, "scalars": scalars}
         (partial / INFO).write_text(json.dumps(info, indent=1))
@@ -197,18 +200,18 @@ def load(
 ) -> int:
     """Read a checkpoint folder into the model (and the optimizer) and return its step. Raises ``ArtifactError`` if it does not fit."""
     info, path = _read_info(path)
-    reader = dcp.FileSystemReader(path)
+    reader = FileSystemReader(path)
     stored = _read_metadata(reader, path)
     pieces = _model_pieces(entries)
     _check_model(pieces, stored, path)
     random_state = get_state()
     pieces[RANDOM] = _replicated(random_state)
     if optimizer is not None:
-        _restore_groups(optimizer, info, {name: parameter for name, parameter in parameters.items()}, path)
+        _restore_groups(optimizer, info, parameters, path)
         pieces |= _prepared_state(entries, parameters, optimizer, stored, info["scalars"])
     try:
-        dcp.load({}, storage_reader=reader, planner=_LoadPlanner(pieces))
-    except dcp.api.CheckpointException as error:
+        load_pieces({}, storage_reader=reader, planner=_LoadPlanner(pieces))
+    except CheckpointException as error:
         reason = next(iter(error.failures.values()))[0]
         raise ArtifactError(f"checkpoint {path} cannot be read ({reason}); use another checkpoint") from None
     set_state(random_state)
@@ -226,11 +229,11 @@ def _read_info(path: Path) -> tuple[dict[str, Any], Path]:
     except ValueError:
         raise ArtifactError(f"{path / INFO} is damaged; use another checkpoint") from None
     if info.get("format") != FORMAT:
-        raise ArtifactError(f"checkpoint {path} has format {info.get('format')!r}, this version of hgc reads {FORMAT}; convert it with the version that wrote it")
+        raise ArtifactError(f"checkpoint {path} has format {info.get('format')!r}, not {FORMAT}; read it with the hgc that wrote it")
     return info, path
 
 
-def _read_metadata(reader: dcp.FileSystemReader, path: Path) -> dict[str, Any]:
+def _read_metadata(reader: FileSystemReader, path: Path) -> dict[str, Any]:
     try:
         return dict(reader.read_metadata().state_dict_metadata)
     except Exception:  # unpickling a damaged file raises anything
@@ -239,14 +242,14 @@ def _read_metadata(reader: dcp.FileSystemReader, path: Path) -> dict[str, Any]:
 
 def _check_model(pieces: Mapping[str, Piece], stored: Mapping[str, Any], path: Path) -> None:
     known = {name for name in stored if name.startswith(MODEL)}
-    missing, unknown = [n for n in pieces if n not in known], [n for n in known if n not in pieces]
-    if missing or unknown:
-        what = f"lacks {missing[0].removeprefix(MODEL)!r}" if missing else f"has {unknown[0].removeprefix(MODEL)!r}, which the program does not know"
-        raise ArtifactError(f"checkpoint {path} {what}; it belongs to another model")
+    for name in sorted(pieces.keys() ^ known):
+        what = "lacks" if name in pieces else "holds, beyond what the program knows,"
+        raise ArtifactError(f"checkpoint {path} {what} {name.removeprefix(MODEL)!r}; it belongs to another model")
     for name, piece in pieces.items():
-        if tuple(stored[name].size) != piece.shape:
+        shape = tuple(stored[name].size)
+        if shape != piece.shape:
             raise ArtifactError(
-                f"checkpoint {path} holds {name.removeprefix(MODEL)!r} with shape {tuple(stored[name].size)}, the program with {piece.shape}; "
+                f"checkpoint {path} holds {name.removeprefix(MODEL)!r} with shape {shape}, the program with {piece.shape}; "
                 f"it belongs to another model"
             )
 
@@ -259,7 +262,7 @@ def _restore_groups(optimizer: torch.optim.Optimizer, info: Mapping[str, Any], p
     names = {parameter: name for name, parameter in parameters.items()}
     now = [sorted(names[parameter] for parameter in group["params"]) for group in optimizer.param_groups]
     if now != [sorted(group["parameters"]) for group in groups]:
-        raise ArtifactError(f"the optimizer's parameter groups differ from those in checkpoint {path}; build the optimizer as for the saved run")
+        raise ArtifactError(f"the optimizer's parameter groups are not those in checkpoint {path}; build it as in the run that was saved")
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for key, value in saved["options"].items():
             if isinstance(group.get(key), Tensor):

@@ -28,7 +28,7 @@ NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
 def main(model: type[Model], plan: PlanInfo, argv: Sequence[str] | None = None) -> None:
-    """Train as the command line says. Does not return normally after a failure: the process ends with code 1, and torchrun ends the others."""
+    """Train as the command line says. After a failure the process ends with code 1, and torchrun ends the others."""
     arguments = parser(plan).parse_args(argv)
     try:
         train(model, plan, arguments)
@@ -57,14 +57,14 @@ def parser(plan: PlanInfo) -> argparse.ArgumentParser:
     made.add_argument("--lr", type=float, default=3e-4, help="learning rate")
     made.add_argument("--weight-decay", type=float, default=None, help="the optimizer's own default if not given")
     made.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient, 0 for no limit")
-    made.add_argument("--dtype", choices=DTYPES, default=None, help="bfloat16 computes in it and keeps float32 parameters; default: as traced")
+    made.add_argument("--dtype", choices=DTYPES, default=None, help="bfloat16 keeps float32 parameters; default: as traced")
     made.add_argument("--batch-size", type=_positive, default=None, help="global batch")
     made.add_argument("--sequence-length", type=_positive, default=None)
     made.add_argument("--size", action="append", default=[], metavar="SYMBOL=N", help=f"any open size: {_symbols(plan)}")
     made.add_argument("--micro-batches", type=_positive, default=1, help="parts of a rank's batch that run one after the other")
     made.add_argument("--data", default=None, metavar="MODULE:FUNCTION", help="source of batches; synthetic ones if not given")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--weights", type=Path, default=None, metavar="FILE", help="whole state dict to start from: .safetensors, or a file of torch.save")
+    made.add_argument("--weights", type=Path, default=None, metavar="FILE", help="state dict to start from: .safetensors or torch.save")
     made.add_argument("--save", type=Path, default=None, metavar="DIR", help="write a checkpoint there at the end")
     made.add_argument("--save-every", type=_positive, default=None, metavar="N", help="and after every N steps")
     made.add_argument("--resume", type=Path, default=None, metavar="DIR", help="continue from a checkpoint")
@@ -103,7 +103,7 @@ def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> 
     )
     manual_seed(arguments.seed)
     options = {"lr": arguments.lr} | ({} if arguments.weight_decay is None else {"weight_decay": arguments.weight_decay})
-    optimizer = optimizer_class(trainer.parameters(), **options)  # type: ignore[arg-type]
+    optimizer = optimizer_class(trainer.parameters(), **options)
     first = trainer.load(arguments.resume, optimizer) if arguments.resume is not None else 0
     request = DataRequest(sizes, arguments.seed, first, dict(plan.mesh), dict(trainer.mesh.coordinates))
     source = open_source(arguments.data, request, plan)
@@ -111,8 +111,8 @@ def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> 
     for step in range(first + 1, arguments.steps + 1):
         batch = next(source, None)
         if batch is None:
-            raise BatchError(f"data source {arguments.data!r} ended after {step - 1 - first} batches; it must yield {arguments.steps - first}")
-
+            ended = f"data source {arguments.data!r} ended after {step - 1 - first} batches"
+            raise BatchError(f"{ended}; it must yield {arguments.steps - first}, or use fewer --steps")
         loss = trainer.step(batch)
         norm = trainer.clip_grad_norm(arguments.clip or float("inf"))
         optimizer.step()
@@ -127,7 +127,8 @@ def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> 
 def _sizes(plan: PlanInfo, arguments: argparse.Namespace) -> dict[str, int]:
     """Sizes of all symbols: defaults, then what the command line says. Raises ``PlanError`` for sizes that the program fixes."""
     sizes = {name: symbol.default for name, symbol in plan.symbols.items()}
-    for option, meaning, value in (("--batch-size", "batch", arguments.batch_size), ("--sequence-length", "sequence", arguments.sequence_length)):
+    given = {"batch": ("--batch-size", arguments.batch_size), "sequence": ("--sequence-length", arguments.sequence_length)}
+    for meaning, (option, value) in given.items():
         if value is None:
             continue
         name = plan.symbol(meaning)
@@ -144,11 +145,8 @@ def _sizes(plan: PlanInfo, arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def _optimizer_class(name: str) -> type[torch.optim.Optimizer]:
-    known = {
-        cls.__name__.lower(): cls
-        for cls in vars(torch.optim).values()
-        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer and cls.__name__ not in NOT_ELEMENTWISE
-    }
+    classes = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)]
+    known = {cls.__name__.lower(): cls for cls in classes if cls.__name__ not in ("Optimizer", *NOT_ELEMENTWISE)}
     if name.lower() not in known:
         raise PlanError(f"--optimizer {name}: expected one of {', '.join(sorted(known))}")
     return known[name.lower()]

@@ -54,7 +54,7 @@ def shard_model(
     """Fill and shard unit after unit, so that a rank never holds more than its share and one unit; returns the entries as they are now."""
     device_mesh = DeviceMesh.from_group(mesh.group(axes).handle, mesh.device.type)
     # the root unit keeps float32: embeddings and norms feed the residual stream
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False) if compute_dtype else None
+    policy = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False) if compute_dtype else None
     done: list[Entry] = []
     for block, entries in units.blocks:
         done += _shard_unit(block, entries, axes, mesh, device_mesh, fill, policy)

@@ -46,13 +46,9 @@ class Mesh:
 
 
 def _new_group(sizes: Mapping[str, int], axes: tuple[str, ...]) -> dist.ProcessGroup:
-    world = dist.group.WORLD
-    assert world is not None
     members = _members(sizes, axes)
-    if len(members) == 1:
-        return world
-    group, _ = dist.new_subgroups_by_enumeration(members)
-    assert group is not None
+    group = dist.group.WORLD if len(members) == 1 else dist.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
+    assert isinstance(group, dist.ProcessGroup)
     return group
 
 
@@ -60,7 +56,7 @@ def _members(sizes: Mapping[str, int], axes: tuple[str, ...]) -> list[list[int]]
     """Rank lists of all groups along ``axes``; ranks are numbered with the last mesh axis fastest."""
     strides: dict[str, int] = {}
     stride = 1
-    for axis in reversed(sizes):
+    for axis in reversed(list(sizes)):
         strides[axis], stride = stride, stride * sizes[axis]
 
     def offsets(chosen: list[str]) -> list[int]:
@@ -84,7 +80,7 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def start(plan: PlanInfo, device: torch.device, timeout_s: float = 600.0) -> Mesh:
-    """Join the job (unless the caller has) and lay the plan's mesh over it. Raises ``PlanError`` if the number of processes is not the plan's."""
+    """Join the job (unless the caller has) and lay the plan's mesh over it. Raises ``PlanError`` for another number of processes."""
     if not dist.is_initialized():
         _join(plan, device, timeout_s)
     world, rank = dist.get_world_size(), dist.get_rank()
@@ -95,7 +91,7 @@ def start(plan: PlanInfo, device: torch.device, timeout_s: float = 600.0) -> Mes
         )
     coordinates = {}
     rest = rank
-    for axis in reversed(plan.mesh):
+    for axis in reversed(list(plan.mesh)):
         rest, coordinates[axis] = divmod(rest, plan.mesh[axis])
     mesh = Mesh(dict(plan.mesh), rank, coordinates, device)
     for axis in plan.mesh:

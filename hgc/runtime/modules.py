@@ -184,21 +184,21 @@ class Model(nn.Module):
             if not remove_duplicate and name in named:
                 yield dot + alias, named[name]
 
-    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """This rank's parameters and persistent buffers under the names of the user's model, tied names too."""
         named = {**dict(self._named("parameter")), **dict(self._named("buffer", persistent_only=True))}
         found = {name: tensor if keep_vars else tensor.detach() for name, tensor in self._with_aliases(named, prefix, False)}
         if destination is None:
             return found
         destination.update(found)
-        return destination  # type: ignore[no-any-return]
+        return destination
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Copy this rank's tensors in (as ``state_dict`` gives them; whole tensors go through ``Trainer.load_state_dict``)."""
         own = self.state_dict()
         missing, unexpected = [n for n in own if n not in state_dict], [n for n in state_dict if n not in own]
         if strict and (missing or unexpected):
-            raise ArtifactError(f"the state does not fit the model: missing {missing[:3]}, unexpected {unexpected[:3]}; load the same model")
+            raise ArtifactError(f"the state does not fit the model: missing {missing[:3]}, unknown {unexpected[:3]}; load the same model")
         with torch.no_grad():
             for name in own.keys() & state_dict.keys():
                 own[name].copy_(state_dict[name])
@@ -209,7 +209,7 @@ def _layout(name: str, shape: Sequence[int], pad_to: Sequence[int] | None, place
     splits = []
     for axis, shard in sharded_axes(placements):
         if shard.dim >= len(shape) or not isinstance(shard.parts, int | tuple):
-            raise PlanError(f"{name!r} of shape {tuple(shape)} cannot be placed {shard} on {axis!r}; shard one of its dims in parts of known size")
+            raise PlanError(f"{name!r} of shape {tuple(shape)} cannot be {shard} on {axis!r}; shard one of its dims in parts of known size")
         splits.append(Split((axis,), shard.dim, shard.parts))
     padded = tuple(shape) if pad_to is None else tuple(pad_to)
     if len(padded) != len(shape) or any(p < s for p, s in zip(padded, shape, strict=True)):

@@ -57,7 +57,7 @@ class PlanInfo:
             raise PlanError(f"zero={self.zero} is not a way to keep parameters; use 0 (replicated) or 3 (fully sharded)")
         unknown = [axis for axis in self.data_axes if axis not in self.mesh]
         if unknown:
-            raise PlanError(f"data axis {unknown[0]!r} is not an axis of the mesh {describe_mesh(self.mesh)}; name one of {list(self.mesh)}")
+            raise PlanError(f"data axis {unknown[0]!r} is no axis of the mesh {describe_mesh(self.mesh)}; name one of {list(self.mesh)}")
 
     @property
     def world(self) -> int:

@@ -33,7 +33,8 @@ class Progress:
         rate = self._amount / (now_s - self._since_s)
         self._since_s, self._amount = now_s, 0
         print(
-            f"step: {step:>4}  loss: {loss_value:8.4f}  grad_norm: {norm_value:8.4f}  {unit}: {rate:,.0f}  memory: {self._memory_gib():.2f} GiB",
+            f"step: {step:>4}  loss: {loss_value:8.4f}  grad_norm: {norm_value:8.4f}  "
+            f"{unit}: {rate:,.0f}  memory: {self._memory_gib():.2f} GiB",
             flush=True,
         )
 

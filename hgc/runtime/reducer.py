@@ -104,7 +104,10 @@ class Reducer:
             bucket.parameters.append(parameter)
             open_buckets[key] = bucket, filled + size
             self._of[parameter] = bucket, len(bucket.parameters) - 1
-        self._handles = [parameter.register_post_accumulate_grad_hook(self._on_gradient) for parameter in self._of]
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            for parameter in self._of
+        ]
 
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self._active:

@@ -1,6 +1,6 @@
 """Which boxes of a whole tensor a rank holds, as a pure function of mesh and coordinates.
 
-Everything that crosses plans (loading, gathering, checkpoints, gradient norms) goes through boxes: a plain shard is one, a strided shard is one for each part.
+Everything that crosses plans (loading, gathering, checkpoints) goes through boxes: a plain shard is one, a strided shard one for each part.
 """
 
 from __future__ import annotations

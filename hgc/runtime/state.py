@@ -72,7 +72,7 @@ def entries_of(model: Model, plan: PlanInfo, mesh: Mesh) -> list[Entry]:
         split_axes = declared.layout.axes()
         unknown = next((axis for axis in (*split_axes, *(declared.sync or ())) if axis not in mesh.sizes), None)
         if unknown is not None:
-            raise PlanError(f"{declared.name!r} names axis {unknown!r}, which is no axis of the mesh {list(mesh.sizes)}; correct the program")
+            raise PlanError(f"{declared.name!r} names axis {unknown!r}, but the mesh has {list(mesh.sizes)}; correct the program")
         sync = declared.sync if declared.sync is not None else tuple(axis for axis in plan.data_axes if axis not in split_axes)
         sync = tuple(axis for axis in sync if mesh.sizes[axis] > 1)
         held = boxes(declared.layout, mesh.sizes, mesh.coordinates)
@@ -112,7 +112,8 @@ def load_whole(entry: Entry, whole: Tensor) -> None:
     """Take this rank's part of a whole tensor. Raises ``ArtifactError`` for another shape."""
     if tuple(whole.shape) != entry.layout.shape:
         raise ArtifactError(
-            f"{entry.name!r} has shape {tuple(whole.shape)} in the given state but {entry.layout.shape} in the program; use the state of the same model"
+            f"{entry.name!r} has shape {tuple(whole.shape)} in the given state but {entry.layout.shape} in the program; "
+            f"use the state of the same model"
         )
     copy_from_whole(entry.local(), whole, entry.held)
 

@@ -25,8 +25,9 @@ from hgc.runtime.state import Entry, allocate, entries_of, fill, gather_whole, l
 class Trainer:
     """Trains ``model`` as ``plan`` says; see docs/design/runtime.md.
 
-    ``state`` holds whole tensors under the user's names (parameters, buffers, constants), the same on every rank; what it lacks is initialised from
-    ``seed``. ``dtype`` replaces all floating dtypes; ``compute_dtype`` computes under autocast with the parameters kept as they are.
+    ``state`` holds whole tensors under the user's names (parameters, buffers, constants), the same on every rank; what it lacks is
+    initialised from ``seed``. ``dtype`` replaces all floating dtypes; ``compute_dtype`` computes under autocast with the parameters
+    kept as they are.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Trainer:
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm over the whole model is at most ``max_norm``; returns the norm before, the same on every rank."""
+        """Scale all gradients so that their norm over the whole model is at most ``max_norm``; returns the norm before scaling."""
         by_replicas: dict[int, list[Tensor]] = {}
         for entry in self._entries:
             if entry.is_parameter and self._shares[entry.name].parameter.grad is not None:
@@ -206,7 +207,7 @@ def _constants(model: type[Model], plan: PlanInfo) -> dict[str, Tensor]:
 
     path = Path(inspect.getfile(model)).with_name(plan.constants)
     if not path.is_file():
-        raise ArtifactError(f"the program needs its constants file {path}, which is missing; copy it along with the program or compile again")
+        raise ArtifactError(f"the program's constants file {path} is missing; copy it along with the program or compile again")
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     assert isinstance(loaded, dict)
     return loaded

@@ -70,6 +70,7 @@ def check(op: Op, source: Placement, target: Placement, shape: tuple[int, ...], 
 PLAIN: list[tuple[str, Op, Placement, Placement]] = [
     ("copy_in", lambda x: ops.copy_in(x, "ax"), Invariant(), Replicated()),
     ("as_invariant", lambda x: ops.as_invariant(x, "ax"), Replicated(), Invariant()),
+    ("as_partial", lambda x: ops.as_partial(x, "ax"), Invariant(), Partial()),
     ("all_reduce", lambda x: ops.all_reduce(x, "ax"), Partial(), Invariant()),
     ("all_reduce_r", lambda x: ops.all_reduce_r(x, "ax"), Partial(), Replicated()),
 ]

@@ -20,5 +20,5 @@ def mean(
     local = x.mean(dtype=dtype) if not dim else x.mean(list(dim), keepdim, dtype=dtype)
     ranks = 1
     for axis in batch_axes:
-        ranks *= groups.size(axis)
+        ranks *= groups.axis_size(axis)
     return local / ranks if ranks > 1 else local

@@ -19,6 +19,7 @@ from hgc.ir.verifier import verify as verify_program
 from hgc.passes.base import Pipeline
 from hgc.passes.sharding.data_parallel import DataParallel
 from hgc.passes.sharding.limits import check_limits
+from hgc.passes.sharding.pad_vocabulary import PadVocabulary
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan, Strategy
@@ -29,7 +30,7 @@ PlanLike = Plan | Strategy | str | Path | Callable[[Program, Cluster], Plan]
 
 def default_pipeline() -> Pipeline:
     """The transforms in order: one mesh axis after the other, major axis first."""
-    return Pipeline((DataParallel(), TensorParallel()))
+    return Pipeline((PadVocabulary(), DataParallel(), TensorParallel()))
 
 
 def compile(

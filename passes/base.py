@@ -54,6 +54,10 @@ class Transform(ABC):
     @abstractmethod
     def run(self, program: Program, plan: Plan) -> Program: ...
 
+    def check(self, before: Program, after: Program) -> list[str]:
+        """For transforms that replace operators: raise if the numbers differ, return what could not be checked."""
+        return check_same_numbers(before, after, self.name)
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -66,6 +70,9 @@ class Pipeline:
 
     def __str__(self) -> str:
         return ", ".join(str(p) for p in self.passes)
+
+    def prepend(self, new: Transform) -> Pipeline:
+        return self._insert(0, new)
 
     def insert_before(self, name: str, new: Transform) -> Pipeline:
         return self._insert(self._position(name), new)
@@ -95,15 +102,13 @@ class Pipeline:
             before = program
             program = transform.run(program.copy(), plan)
             if transform.replaces_operators:
-                _become_reference(before, program, transform.name)
+                _become_reference(before, program, transform)
             check(program, transform.name)
         return program
 
 
-def _become_reference(before: Program, program: Program, name: str) -> None:
+def _become_reference(before: Program, program: Program, transform: Transform) -> None:
     if before.mesh:
-        raise PlanError(
-            f"pass {name!r} replaces operators, so it must run before the passes that shard; insert it before {next(iter(before.mesh))!r}"
-        )
-    program.report.extend(check_same_numbers(before, program, name))
+        raise PlanError(f"pass {transform.name!r} replaces operators, so it must run before the passes that shard; insert it at the front")
+    program.report.extend(transform.check(before, program))
     program.reference = program.copy()

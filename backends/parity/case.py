@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
@@ -69,6 +70,23 @@ def without_dropout() -> Iterator[None]:
         mock.patch.object(functional, "scaled_dot_product_attention", attend_all),
     ):
         yield
+
+
+class _Widened(TorchFunctionMode):
+    """Every mention of float32 reads float64, so that models that compute norms or losses in float32 are compared in full precision."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def widen(item: Any) -> Any:
+            return torch.float64 if item is torch.float32 else item
+
+        if func is Tensor.float:
+            func = Tensor.double
+        return func(*map(widen, args), **{name: widen(value) for name, value in (kwargs or {}).items()})
+
+
+def precision(dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """The context both sides compute in: for float64, casts to float32 inside the model become casts to float64."""
+    return _Widened() if dtype == torch.float64 else nullcontext()
 
 
 def to_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from hgc.backends.parity.case import Outcome
 from rich.table import Table
 from torch import Tensor
+
+from hgc.backends.parity.case import Outcome
 
 FLOOR = 1e-3
 """A tensor's scale is at least this share of the largest tensor's (some gradients are zero in truth)."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hgc.backends.parity.case import Case, Outcome, Reference, make_optimizer, to_dtype, without_dropout
 from torch import Tensor, nn
 
+from hgc.backends.parity.case import Case, Outcome, Reference, make_optimizer, precision, to_dtype, without_dropout
 from hgc.errors import ArtifactError
 
 FILE = "reference.pt"
@@ -94,7 +94,7 @@ def run(reference: Reference, case: Case) -> Outcome:
     optimizer = make_optimizer(case, [p for p in model.parameters() if p.requires_grad])
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
-    with without_dropout():
+    with without_dropout(), precision(case.dtype):
         for step, batch in enumerate(case.batches):
             optimizer.zero_grad()
             loss = loss_of(model, reference, to_dtype(batch, case.dtype))

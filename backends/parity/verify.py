@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+
 from hgc.backends.parity import reference as single
 from hgc.backends.parity.case import Case, Outcome, Reference
 from hgc.backends.parity.compare import Report, compare
 from hgc.backends.parity.worker import CASE, OUTCOME
-from torch import Tensor, nn
-
 from hgc.errors import ArtifactError
 from hgc.plan import Plan
 

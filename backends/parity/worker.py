@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hgc.backends import torchrun
-from hgc.backends.parity.case import Case, Outcome, make_optimizer, to_dtype, without_dropout
 
 from hgc import runtime
+from hgc.backends import torchrun
+from hgc.backends.parity.case import Case, Outcome, make_optimizer, precision, to_dtype, without_dropout
 
 CASE, OUTCOME = "case.pt", "outcome.pt"
 
@@ -22,7 +22,7 @@ def run_rank(model: Any, plan: Any, case: Case) -> Outcome:
     optimizer = make_optimizer(case, list(trainer.parameters()))
     losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}
-    with without_dropout():
+    with without_dropout(), precision(case.dtype):
         for step, batch in enumerate(case.batches):
             optimizer.zero_grad()
             losses.append(float(trainer.step(to_dtype(batch, case.dtype))))

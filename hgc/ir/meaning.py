@@ -132,6 +132,8 @@ def _freeze(argument: Any, match: dict[fx.Node, fx.Node]) -> Any:
 def _original(node: fx.Node, mesh: Mapping[str, int]) -> tuple[Any, dict[str, Any]]:
     """The single-device operator that a sharded one stands for."""
     given = named_arguments(node)
+    if node.target is aten.cross_entropy_loss.default:
+        given["vocab_size"] = None
     undo = _UNDO.get(node.target)
     if undo is not None:
         return undo(given)
@@ -168,6 +170,7 @@ def _cross_entropy(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         "self": given["logits"],
         "target": given["target"],
         "weight": given["weight"],
+        "vocab_size": given["vocab_size"],
         "reduction": _CROSS_ENTROPY[given["reduction"]],
         "ignore_index": given["ignore_index"],
         "label_smoothing": given["label_smoothing"],

@@ -44,7 +44,8 @@ class State:
     """A parameter, buffer or constant under its original name.
 
     ``aliases`` are further names of the same tensor (tied weights). ``data`` is kept for buffers and constants that no
-    checkpoint holds (rotary frequencies); it is ``None`` for parameters and for what a state dict provides.
+    checkpoint holds (rotary frequencies); it is ``None`` for parameters and for what a state dict provides. ``rows``: the first dim of ``value``
+    is padded, and only so many rows are the model's.
     """
 
     name: str
@@ -53,6 +54,7 @@ class State:
     aliases: tuple[str, ...] = ()
     persistent: bool = True
     data: torch.Tensor | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True)

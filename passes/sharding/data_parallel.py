@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hgc.passes.base import Transform
-from hgc.passes.sharding.layout import AxisLayout
-from hgc.passes.sharding.lower import lower_axis
 from torch import fx
 
 from hgc.errors import ShardingError
@@ -15,6 +12,9 @@ from hgc.ir.placement import Replicated, Shard
 from hgc.ir.program import Program
 from hgc.ir.value import Value, info
 from hgc.ir.verifier import planning_hints
+from hgc.passes.base import Transform
+from hgc.passes.sharding.layout import AxisLayout
+from hgc.passes.sharding.lower import lower_axis
 from hgc.plan import Plan
 
 

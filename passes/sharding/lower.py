@@ -12,9 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import sympy
-from hgc.passes.sharding.kinds import Placements, settle_kinds
-from hgc.passes.sharding.layout import AxisLayout
-from hgc.passes.sharding.redistribute import operator_for, price
 from torch import fx
 
 from hgc.errors import ShardingError
@@ -24,6 +21,9 @@ from hgc.ir.rules import Call, Case, cases, make_call, rule_for
 from hgc.ir.rules.core import overloads
 from hgc.ir.sizes import SizeBuilder, rebuild_sizes
 from hgc.ir.value import Value, info, is_size, set_info
+from hgc.passes.sharding.kinds import Placements, settle_kinds
+from hgc.passes.sharding.layout import AxisLayout
+from hgc.passes.sharding.redistribute import operator_for, price
 
 Hints = Mapping[sympy.Symbol, int]
 

@@ -9,8 +9,10 @@ from hgc.ir import ops
 from hgc.ir.placement import Invariant, Partial, Placement, Shard, is_whole
 
 _SLICE = 1e-3
-"""Bytes a local slice counts for each byte of the tensor: enough to prefer doing nothing. A scatter, forward and backward, costs as much
-as an all-reduce and leaves less to compute, so it is cheaper by that share."""
+"""Bytes a local slice counts for each byte of the tensor: enough to prefer doing nothing."""
+
+_SCATTER_GAIN = 0.05
+"""A scatter, forward and backward, sends as much as an all-reduce and leaves less to compute and to keep: preferred by this share."""
 
 
 def price(
@@ -30,7 +32,7 @@ def price(
     if isinstance(source, Partial):
         if is_whole(target):
             return 2 * ring
-        return 2 * ring * (1 - _SLICE) if target == Shard(scatter_dim if scatter_dim is not None else -1) else math.inf
+        return 2 * ring * (1 - _SCATTER_GAIN) if target == Shard(scatter_dim if scatter_dim is not None else -1) else math.inf
     if is_whole(target):
         return 2 * ring if needs_gradient else ring
     assert isinstance(source, Shard)

@@ -46,6 +46,12 @@ def find_head(loss: fx.Node, axis: str, mesh: Mapping[str, int], hints: Mapping[
     return _Finder(loss.graph, axis, dict(mesh), hints).head(loss)
 
 
+def before_loss(loss: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Operators between the logits' products and a cross entropy, and those products."""
+    given = named_arguments(loss)
+    return _between(given.get("logits", given.get("self")))
+
+
 def weight_of(node: fx.Node) -> fx.Node | None:
     """The parameter placeholder behind a product's weight, through transposes and casts."""
     return _behind(named_arguments(node)["weight"])

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import sympy
-from hgc.passes.base import Transform
-from hgc.passes.sharding.layout import AxisLayout
-from hgc.passes.sharding.lower import lower_axis
-from hgc.passes.sharding.regions import find_head, find_regions
 from torch import fx
 
 from hgc.errors import ShardingError
@@ -20,6 +16,10 @@ from hgc.ir.program import STATE, Block, Program
 from hgc.ir.rules.core import named_arguments, overloads
 from hgc.ir.value import Value, info
 from hgc.ir.verifier import planning_hints
+from hgc.passes.base import Transform
+from hgc.passes.sharding.layout import AxisLayout
+from hgc.passes.sharding.lower import lower_axis
+from hgc.passes.sharding.regions import find_head, find_regions
 from hgc.plan import Plan
 
 _LOSSES = (*overloads("cross_entropy_loss"), ops.cross_entropy)

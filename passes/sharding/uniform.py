@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import sympy
-from hgc.passes.base import Planner
-from hgc.passes.sharding.data_parallel import data_layout
-from hgc.passes.sharding.tensor_parallel import tensor_layout
 
 from hgc.cluster import Cluster, Link
 from hgc.errors import HgcError, PlanError, ShardingError
@@ -16,6 +13,9 @@ from hgc.ir.placement import Shard
 from hgc.ir.program import Program
 from hgc.ir.value import Value, info
 from hgc.ir.verifier import planning_hints
+from hgc.passes.base import Planner
+from hgc.passes.sharding.data_parallel import data_layout
+from hgc.passes.sharding.tensor_parallel import tensor_layout
 from hgc.plan import Plan, Prediction, Strategy
 
 _OPTIMIZER_COPIES = 2

@@ -128,10 +128,14 @@ def overloads(*names: str) -> list[Any]:
     return found
 
 
+_RANDOM = frozenset(overloads("rrelu"))
+"""Tagged as pointwise, but what it does to an element depends on a random number."""
+
+
 def rule_for(target: Any) -> Rule | None:
     """The rule of an operator, or None: then it runs replicated, and the report says so."""
     found = _TABLE.get(target)
-    if found is None and torch.Tag.pointwise in getattr(target, "tags", ()):
+    if found is None and torch.Tag.pointwise in getattr(target, "tags", ()) and target not in _RANDOM:
         found = _TABLE["pointwise"]
     return found
 

@@ -11,7 +11,35 @@ from hgc.ir.rules.core import PARTIAL, Call, Case, Operand, append_axis, overloa
 _SUMS = set(overloads("add.Tensor", "sub.Tensor"))
 _PRODUCTS = set(overloads("mul.Tensor"))
 _QUOTIENTS = set(overloads("div.Tensor"))
-_LINEAR_UNARY = set(overloads("neg", "clone", "contiguous", "mul.Scalar", "div.Scalar", "to.dtype", "zeros_like", "detach"))
+_LINEAR_UNARY = set(overloads("neg", "clone", "contiguous", "mul.Scalar", "div.Scalar", "zeros_like", "detach"))
+_CASTS = set(overloads("to.dtype"))
+_UNTAGGED = overloads(
+    "__and__.Tensor",
+    "__or__.Tensor",
+    "__xor__.Tensor",
+    "__and__.Scalar",
+    "__or__.Scalar",
+    "masked_fill.Tensor",
+    "floor_divide",
+    "floor_divide.Scalar",
+    "fmod.Tensor",
+    "fmod.Scalar",
+    "where.ScalarSelf",
+    "where.ScalarOther",
+    "where.Scalar",
+    "hardswish",
+    "log_sigmoid",
+    "isfinite",
+    "isnan",
+    "to.dtype",
+    "contiguous",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "fill.Scalar",
+    "detach",
+)
+"""Pointwise operators that torch does not tag so."""
 
 
 def sharded(call: Call, dims: range | None = None) -> Iterator[Case]:
@@ -69,6 +97,8 @@ def _partial(call: Call) -> Iterator[Case]:
 def _linear_in_its_tensor(call: Call) -> bool:
     if call.target in _LINEAR_UNARY:
         return True
+    if call.target in _CASTS:
+        return bool(call["dtype"].is_floating_point)  # rounding to integers is not linear
     if call.target in _PRODUCTS:
         return True
     return call.target in _QUOTIENTS and isinstance(call["self"], Operand)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hgc.ir import ops
 from hgc.ir.ops.reductions import mean as sharded_mean
 from hgc.ir.placement import Shard
-from hgc.ir.rules.core import PARTIAL, Call, Case, Rewrite, append_axis, overloads, rule
+from hgc.ir.rules.core import PARTIAL, Call, Case, Rewrite, append_axis, overloads, rule, strided_inputs
 from hgc.ir.rules.rewrites import to_batch_norm, to_mean
 
 
@@ -92,13 +92,24 @@ def nonlinear(call: Call) -> Iterator[Case]:
     yield from _kept(call)
 
 
-@rule(*overloads("softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "cumsum", "sort", "topk", "glu"))
+_SOFTMAX = overloads("softmax.int", "log_softmax.int", "_softmax", "_log_softmax")
+
+
+@rule(
+    *_SOFTMAX, *overloads("sort", "sort.stable", "argsort", "argsort.stable", "topk", "glu", "cumprod", "logcumsumexp", "cummax", "cummin")
+)
 def within_dim(call: Call) -> Iterator[Case]:
     (operand,) = call.operands
     yield call.all_whole()
+    if not operand.rank:
+        return
+    own = call["dim"] % operand.rank
     for dim in range(operand.rank):
-        if dim != call["dim"] % operand.rank and call.divides(operand.shape[dim]):
+        if dim != own and call.divides(operand.shape[dim]):
             yield call.case({0: Shard(dim)}, Shard(dim))
+    for _, found in strided_inputs(call):
+        if found.dim != own:
+            yield call.case({0: found}, found)
 
 
 @rule(*overloads("layer_norm", "rms_norm"))
@@ -131,6 +142,6 @@ def batch_norm(call: Call) -> Iterator[Case]:
         if call.divides(x.shape[1]):
             yield call.case({o.index: Shard(1 if o is x else 0) for o in call.operands}, Shard(1))
     if call.divides(x.shape[0]):
-        training = call["training"]
-        rewrite = None if synchronised or not training else append_axis("batch_axes") if own else to_batch_norm
+        from_batch = call["training"] or call["mean" if own else "running_mean"] is None
+        rewrite = None if synchronised or not from_batch else append_axis("batch_axes") if own else to_batch_norm
         yield call.case({x.index: Shard(0)}, Shard(0), rewrite=rewrite)

@@ -39,7 +39,7 @@ def to_vocab_embedding(node: fx.Node, axis: str, size: int) -> fx.Node:
     return _become(node, ops.vocab_embedding, (given["weight"], given["indices"], axis), {"padding_idx": given["padding_idx"]})
 
 
-def _cross_entropy(node: fx.Node) -> None:
+def as_hgc_cross_entropy(node: fx.Node) -> None:
     """``aten.cross_entropy_loss`` -> ``ops.cross_entropy``, same meaning."""
     if node.target is not torch.ops.aten.cross_entropy_loss.default:
         return
@@ -58,13 +58,13 @@ def _cross_entropy(node: fx.Node) -> None:
 
 def cross_entropy_rows(node: fx.Node, axis: str, size: int) -> fx.Node:
     """Rows sharded: every rank returns its part of the loss."""
-    _cross_entropy(node)
+    as_hgc_cross_entropy(node)
     node.update_kwarg("batch_axes", (*node.kwargs.get("batch_axes", ()), axis))  # type: ignore[misc]
     return node
 
 
 def cross_entropy_classes(node: fx.Node, axis: str, size: int) -> fx.Node:
     """Classes sharded: three small all-reduces instead of gathered logits."""
-    _cross_entropy(node)
+    as_hgc_cross_entropy(node)
     node.update_kwarg("vocab_axis", axis)
     return node

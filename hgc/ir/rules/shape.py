@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from hgc.ir.placement import Shard
+from hgc.ir.placement import Placement, Shard
 from hgc.ir.rules.core import PARTIAL, WHOLE, Call, Case, Operand, overloads, rule, strided_inputs
 from hgc.ir.value import Size
 
@@ -33,7 +33,10 @@ def mapped(call: Call, dims: dict[int, int]) -> Iterator[Case]:
             yield call.case({0: found}, Shard(dims[found.dim], found.parts))
 
 
-@rule(*overloads("transpose.int", "permute", "t", "unsqueeze", "squeeze.dim", "squeeze.dims", "movedim.int", "alias"))
+_TRANSPOSES = overloads("transpose.int", "permute", "t", "numpy_T", "mT", "movedim.int")
+
+
+@rule(*_TRANSPOSES, *overloads("unsqueeze", "squeeze.dim", "squeeze.dims", "alias", "view_as_real", "view_as_complex"))
 def rearrange(call: Call) -> Iterator[Case]:
     yield from mapped(call, _rearranged(call))
 
@@ -41,6 +44,12 @@ def rearrange(call: Call) -> Iterator[Case]:
 def _rearranged(call: Call) -> dict[int, int]:
     rank = only(call).rank
     name = call.target._schema.name.removeprefix("aten::")
+    if name == "numpy_T":
+        return {dim: rank - 1 - dim for dim in range(rank)}
+    if name == "mT":
+        return {dim: {rank - 1: rank - 2, rank - 2: rank - 1}.get(dim, dim) for dim in range(rank)}
+    if name in ("view_as_real", "view_as_complex"):
+        return {dim: dim for dim in range(rank - (name == "view_as_complex"))}
     if name == "permute":
         return {source % rank: target for target, source in enumerate(call["dims"])}
     if name == "alias":
@@ -55,9 +64,9 @@ def _rearranged(call: Call) -> dict[int, int]:
     if name == "unsqueeze":
         new = call["dim"] % (rank + 1)
         return {dim: dim + (dim >= new) for dim in range(rank)}
-    dims = call["dim"] if isinstance(call["dim"], list) else [call["dim"]]
-    gone = {dim % rank for dim in dims if only(call).shape[dim % rank] == 1}
-    return {dim: dim - sum(g < dim for g in gone) for dim in range(rank) if dim not in gone}
+    named = {dim % rank for dim in (call["dim"] if isinstance(call["dim"], list) else [call["dim"]])} if rank else set()
+    gone = {dim for dim in named if only(call).shape[dim] == 1}
+    return {dim: dim - sum(g < dim for g in gone) for dim in range(rank) if dim not in named}  # a named dim may have local size 1
 
 
 @rule(*overloads("expand", "broadcast_to"))
@@ -114,6 +123,13 @@ def _group_cases(call: Call, operand: Operand, source: range, target: range) -> 
     heading = next((d for d in target if call.shape[d] != 1), last)
     if call.divides(operand.shape[leading]) and call.divides(call.shape[heading]):
         yield call.case({operand.index: Shard(leading)}, Shard(heading))
+    if (
+        isinstance(operand.found, Shard)
+        and not operand.found.is_plain
+        and operand.found.dim == leading
+        and operand.shape[leading] == call.shape[heading]
+    ):
+        yield call.case({operand.index: operand.found}, Shard(heading, operand.found.parts))
     if len(target) == 1:
         yield from _merged(call, operand, source, target[0])
     if len(source) == 1:
@@ -172,6 +188,18 @@ def along_dims(call: Call) -> Iterator[Case]:
         if linear or PARTIAL not in case.inputs:
             yield case
     yield from _one_part(call, operand)
+    if call.target in overloads("repeat_interleave.self_int") and call["output_size"] is None:
+        for dim in touched if call["dim"] is not None else ():
+            if call.divides(operand.shape[dim]):
+                yield call.case({0: Shard(dim)}, Shard(dim))  # copies stand next to their original
+
+
+@rule(*overloads("repeat"))
+def repeat(call: Call) -> Iterator[Case]:
+    """Dims that are not repeated."""
+    operand = only(call)
+    shift = len(call.shape) - operand.rank
+    yield from mapped(call, {dim: dim + shift for dim in range(operand.rank) if call["repeats"][dim + shift] == 1})
 
 
 def _touched(call: Call, operand: Operand) -> list[int]:
@@ -183,6 +211,8 @@ def _touched(call: Call, operand: Operand) -> list[int]:
         return [-2, -1]
     if name in ("flip", "roll"):
         return list(call["dims"]) or list(range(operand.rank))
+    if name == "unfold":
+        return [call["dimension"]]
     return [call["dim"]] if call["dim"] is not None else list(range(operand.rank))
 
 
@@ -223,6 +253,22 @@ def join(call: Call) -> Iterator[Case]:
         own = out - (shift and out > dim)
         if out != dim and call.divides(call.shape[out]):
             yield call.case({o.index: Shard(own) for o in call.operands}, Shard(out))
+    for _, found in strided_inputs(call)[:1]:
+        out = found.dim + (shift and found.dim >= dim)
+        if out != dim:
+            yield call.case({o.index: found for o in call.operands}, Shard(out, found.parts))
+    if not shift and all(call.divides(o.shape[dim]) for o in call.operands):
+        yield from _parts_joined(call, dim)
+
+
+def _parts_joined(call: Call, dim: int) -> Iterator[Case]:
+    """Shards joined along their own dim: every operand is a part of a strided shard."""
+    lengths = [o.shape[dim] for o in call.operands]
+    placed: dict[int, Placement] = {o.index: Shard(dim) for o in call.operands}
+    if len(set(lengths)) == 1:
+        yield call.case(placed, Shard(dim, len(lengths)))
+    elif all(length.is_Integer for length in lengths):
+        yield call.case(placed, Shard(dim, tuple(int(length) for length in lengths)))
 
 
 @rule(*overloads("split.Tensor", "split_with_sizes", "chunk", "unbind.int"))
@@ -236,6 +282,8 @@ def split(call: Call) -> Iterator[Case]:
         if own != dim and call.divides(operand.shape[own]):
             yield call.case({0: Shard(own)}, Shard(own - (drops and own > dim)))
     found = operand.found
+    if isinstance(found, Shard) and found.dim != dim and not found.is_plain:
+        yield call.case({0: found}, Shard(found.dim - (drops and found.dim > dim), found.parts))
     if isinstance(found, Shard) and found.dim == dim and not drops and _same_parts(call, found, dim):
         yield call.case({0: found}, Shard(dim))
 

@@ -154,6 +154,8 @@ def cases(call: Call) -> Iterator[Case]:
 def _consistent(call: Call, offered: Iterable[Case]) -> Iterator[Case]:
     for case in offered:
         by_node: dict[fx.Node, Placement] = {}
+        if any(p == PARTIAL and o.dtype == torch.bool for o, p in zip(call.operands, case.inputs, strict=True)):
+            continue  # truth values do not add up
         if all(by_node.setdefault(o.node, p) == p for o, p in zip(call.operands, case.inputs, strict=True)):
             yield case
 

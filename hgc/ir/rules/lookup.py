@@ -1,4 +1,4 @@
-"""Table look-ups and losses."""
+"""Embeddings and cross entropy."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from hgc.ir.rules.rewrites import cross_entropy_classes, cross_entropy_rows, to_
 
 def _lookup(call: Call, weight: Operand, ids: Operand) -> Iterator[Case]:
     yield call.all_whole()
+    if call.divides(weight.shape[1]):
+        yield call.case({weight.index: Shard(1)}, Shard(ids.rank))
+    if call.arguments.get("scale_grad_by_freq"):  # every rank would count its own ids
+        return
     for dim in range(ids.rank):
         if call.divides(ids.shape[dim]):
             yield call.case({ids.index: Shard(dim)}, Shard(dim))
-    if call.divides(weight.shape[1]):
-        yield call.case({weight.index: Shard(1)}, Shard(ids.rank))
+    if isinstance(ids.found, Shard) and not ids.found.is_plain:
+        yield call.case({ids.index: ids.found}, ids.found)
 
 
 @rule(*overloads("embedding"))
 def embedding(call: Call) -> Iterator[Case]:
     weight, ids = call["weight"], call["indices"]
     yield from _lookup(call, weight, ids)
-    if call.divides(weight.shape[0]):
+    if call.divides(weight.shape[0]) and not call["scale_grad_by_freq"]:
         yield call.case({weight.index: Shard(0)}, PARTIAL, rewrite=to_vocab_embedding)
 
 
@@ -45,10 +49,10 @@ def cross_entropy(call: Call) -> Iterator[Case]:
     indices = target.dtype.is_floating_point is False and logits.rank == 2
     if not rows and not classes:
         yield call.all_whole()
+    if not classes and logits.rank > 1:
+        yield from _rows(call, logits, target, lowered=rows)
     if not indices:
         return
-    if not classes:
-        yield from _rows(call, logits, target, lowered=rows)
     if not rows and (classes or not own or call["vocab_axis"] is None) and call.divides(logits.shape[1]):
         yield call.case({logits.index: Shard(1)}, WHOLE, rewrite=None if classes else cross_entropy_classes)
 
@@ -63,20 +67,3 @@ def _rows(call: Call, logits: Operand, target: Operand, lowered: bool) -> Iterat
             yield call.case(placed, placement)
         else:
             yield call.case(placed, PARTIAL, rewrite=None if lowered else cross_entropy_rows)
-
-
-@rule(*overloads("index_select", "gather"))
-def select_rows(call: Call) -> Iterator[Case]:
-    """Dims that the index does not address."""
-    x, index = call["self"], call["index"]
-    dim = call["dim"] % max(x.rank, 1)
-    yield call.all_whole()
-    for own in range(x.rank):
-        if own == dim or not call.divides(x.shape[own]):
-            continue
-        placed = {x.index: Shard(own)}
-        if call.target._schema.name == "aten::gather":
-            if index.shape[own] != x.shape[own]:
-                continue
-            placed[index.index] = Shard(own)
-        yield call.case(dict(placed), Shard(own))

@@ -57,6 +57,22 @@ def matmul(call: Call) -> Iterator[Case]:
     yield call.case({b.index: PARTIAL}, PARTIAL)
 
 
+@rule(*overloads("einsum"))
+def einsum(call: Call) -> Iterator[Case]:
+    """A letter of the result is sharded in every operand that has it; a letter that is summed gives partial sums."""
+    yield call.all_whole()
+    inputs, arrow, result = call["equation"].replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if not arrow or "." in inputs or any(len(set(term)) != len(term) for term in terms):
+        return
+    for letter in dict.fromkeys("".join(terms)):
+        held = [(o, term.index(letter)) for o, term in zip(call.operands, terms, strict=True) if letter in term]
+        if all(call.divides(o.shape[dim]) for o, dim in held):
+            yield call.case({o.index: Shard(dim) for o, dim in held}, Shard(result.index(letter)) if letter in result else PARTIAL)
+    for operand in call.operands:
+        yield call.case({operand.index: PARTIAL}, PARTIAL)
+
+
 @rule(*overloads("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding"))
 def convolution(call: Call) -> Iterator[Case]:
     x, w, bias = call["input"], call["weight"], call["bias"]
@@ -74,7 +90,32 @@ def convolution(call: Call) -> Iterator[Case]:
         yield call.case({x.index: Shard(1), w.index: Shard(1)} | summed, PARTIAL)
 
 
-@rule(*overloads("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_avg_pool1d", "max_pool1d", "avg_pool1d"))
+_TRANSPOSED = overloads("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+_RESAMPLED = overloads(
+    "upsample_nearest2d.vec", "upsample_bilinear2d.vec", "upsample_bicubic2d.vec", "pixel_shuffle", "im2col", "grid_sampler"
+)
+
+
+@rule(*_TRANSPOSED, *_RESAMPLED)
+def batch_only(call: Call) -> Iterator[Case]:
+    """Images of a batch are independent."""
+    x = call.operands[0]
+    batch = call.operands[:1] if call.target in _TRANSPOSED else call.operands
+    yield call.all_whole()
+    if x.rank == len(call.shape) and x.rank > 2 + (call.target in _RESAMPLED) and call.divides(x.shape[0]) and _batched(call):
+        yield call.case({o.index: Shard(0) for o in batch}, Shard(0))
+
+
+def _batched(call: Call) -> bool:
+    """An unbatched image has its channels first."""
+    x = call.operands[0]
+    return x.rank == call["weight"].rank if call.target in _TRANSPOSED else x.rank == 4
+
+
+_POOLS = overloads("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
+
+
+@rule(*_POOLS)
 def pooling(call: Call) -> Iterator[Case]:
     """Batch and channels; a pooled image has as many leading dims as its kernel leaves alone."""
     (x,) = call.operands

@@ -69,9 +69,7 @@ def strided(call: Call) -> Iterator[Case]:
             yield call.case(own, Shard(dim, found.parts))
 
 
-@rule(
-    "pointwise", *overloads("__and__.Tensor", "__or__.Tensor", "to.dtype", "contiguous", "zeros_like", "ones_like", "full_like", "detach")
-)
+@rule("pointwise", *_UNTAGGED)
 def pointwise(call: Call) -> Iterator[Case]:
     yield call.all_whole()
     yield from sharded(call)

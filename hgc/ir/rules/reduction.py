@@ -70,34 +70,23 @@ def mean_over_axes(call: Call) -> Iterator[Case]:
     yield from _over_sharded(call, gone, append_axis("batch_axes"))
 
 
-@rule(
-    *overloads(
-        "amax",
-        "amin",
-        "max.dim",
-        "min.dim",
-        "argmax",
-        "argmin",
-        "logsumexp",
-        "all.dim",
-        "any.dim",
-        "var.correction",
-        "std.correction",
-        "prod.dim_int",
-        "linalg_vector_norm",
-    )
-)
+_EXTREMA = overloads("amax", "amin", "max.dim", "min.dim", "argmax", "argmin", "all.dim", "any.dim")
+_MOMENTS = overloads("var.dim", "var.correction", "std.dim", "std.correction", "var_mean.correction")
+_NORMS = overloads("logsumexp", "prod.dim_int", "linalg_vector_norm", "norm.ScalarOpt_dim")
+
+
+@rule(*_EXTREMA, *_MOMENTS, *_NORMS)
 def nonlinear(call: Call) -> Iterator[Case]:
     yield call.all_whole()
     yield from _kept(call)
 
 
 _SOFTMAX = overloads("softmax.int", "log_softmax.int", "_softmax", "_log_softmax")
+_ORDERS = overloads("sort", "sort.stable", "argsort", "argsort.stable", "topk")
+_SCANS = overloads("cumprod", "logcumsumexp", "cummax", "cummin")
 
 
-@rule(
-    *_SOFTMAX, *overloads("sort", "sort.stable", "argsort", "argsort.stable", "topk", "glu", "cumprod", "logcumsumexp", "cummax", "cummin")
-)
+@rule(*_SOFTMAX, *_ORDERS, *_SCANS, *overloads("glu"))
 def within_dim(call: Call) -> Iterator[Case]:
     (operand,) = call.operands
     yield call.all_whole()

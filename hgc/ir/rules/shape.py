@@ -162,21 +162,10 @@ def _count(parts: Size) -> int | sympy.Expr:
     return int(parts) if parts.is_Integer else parts
 
 
-@rule(
-    *overloads(
-        "slice.Tensor",
-        "select.int",
-        "narrow",
-        "constant_pad_nd",
-        "pad",
-        "flip",
-        "roll",
-        "cumsum",
-        "tril",
-        "triu",
-        "repeat_interleave.self_int",
-    )
-)
+_ALONG = overloads("slice.Tensor", "select.int", "narrow", "constant_pad_nd", "pad", "flip", "roll", "cumsum", "tril", "triu", "unfold")
+
+
+@rule(*_ALONG, *overloads("repeat_interleave.self_int"))
 def along_dims(call: Call) -> Iterator[Case]:
     """Any dim the operator leaves alone may be sharded."""
     operand = only(call)

@@ -31,6 +31,6 @@ setup(
     install_requires=["torch>=2.11", "numpy", "sympy", "cvxpy", "graphviz", "rich"],
     extras_require={
         "hf": ["transformers>=5.0"],
-        "dev": ["transformers>=5.0", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter"],
+        "dev": ["transformers>=5.0", "pytest", "pytest-xdist", "hypothesis", "sybil", "ruff", "mypy", "import-linter"],
     },
 )

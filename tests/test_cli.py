@@ -1,0 +1,96 @@
+"""The command: quick to start, consistent, silent about nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hgc.plan import Plan, Strategy
+from hgc.tools import commands
+from hgc.tools.cli import main
+
+COMMANDS = ("compile", "plan", "verify", "show", "bench")
+
+
+def _run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_help_needs_no_torch() -> None:
+    heavy = "[name for name in sys.modules if name in ('torch', 'rich', 'sympy')]"
+    code = f"import sys; from hgc.tools.cli import main\ntry: main(['--help'])\nexcept SystemExit: print({heavy})"
+    said = _run(code)
+    assert said.rstrip().endswith("[]")
+    assert all(f"\n    {name} " in said for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: hgc {name}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("hgc 0.")
+
+
+def test_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["plan", "tests.small_models:works", "--devices", "4", "--plan", "dp4", "-o", str(path)]) == 0
+    assert Plan.load(path).strategy == Strategy(dp=4)
+    assert Plan.load(path).program_hash
+    assert "dp 4 = 4 devices" in capsys.readouterr().out
+
+
+def test_plan_file_is_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["plan", "tests.small_models:works", "--devices", "2", "-o", str(path)]) == 0
+    assert main(["plan", "tests.small_models:works", "--devices", "2", "--plan", str(path)]) == 0
+    assert main(["plan", "tests.small_models:wider", "--devices", "2", "--plan", str(path)]) == 2
+    assert "the plan was made for program" in capsys.readouterr().err
+
+
+def test_cluster_file(tmp_path: Path) -> None:
+    from hgc.cluster import Cluster
+
+    Cluster.local(2).save(tmp_path / "cluster.json")
+    arguments = ["plan", "tests.small_models:works", "--cluster", str(tmp_path / "cluster.json"), "-o", str(tmp_path / "plan.json")]
+    assert main(arguments) == 0
+    assert Plan.load(tmp_path / "plan.json").devices == 2
+
+
+def test_errors_of_hgc_itself_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(request: object) -> int:
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(commands, "show_command", broken)
+    assert main(["show", "out"]) == 1
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: inside" in said
+    assert "this is an error in hgc" in said
+
+
+def test_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(request: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "show_command", interrupted)
+    assert main(["show", "out"]) == 130
+    assert capsys.readouterr().err == "hgc: interrupted\n"
+
+
+def test_output_without_a_terminal_is_plain() -> None:
+    """No escape sequences, whatever TERM says."""
+    command = [sys.executable, "-m", "hgc.tools.cli", "plan", "tests.small_models:works", "--devices", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "trace, plan, distribute" in done.stdout
+    assert json.dumps(done.stdout).isascii()

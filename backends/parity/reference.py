@@ -99,7 +99,7 @@ def run(reference: Reference, case: Case) -> Outcome:
             optimizer.zero_grad()
             loss = loss_of(model, reference, to_dtype(batch, case.dtype))
             loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.item())
+            losses.append(loss.detach().item())
             if step == 0:
                 gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             optimizer.step()

@@ -208,7 +208,7 @@ class _Trial:
         call = make_call(node, self.finder.axis, self.finder.mesh, self.finder.hints, found)
         for case in cases(call):
             pairs = [(o.node, p) for o, p in zip(call.operands, case.inputs, strict=True)]
-            if case.rewrite is None and isinstance(case.outputs[0], Shard) and all(self._accepts(n, p) for n, p in pairs):
+            if isinstance(case.outputs[0], Shard) and all(self._accepts(n, p) for n, p in pairs):
                 for operand, placement in pairs:
                     if _behind(operand) is not None and isinstance(placement, Shard):
                         put(self.parameters, operand, placement)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgc.backends.parity.case import precision, to_dtype
 from hgc.ir import ops
 from hgc.ir.ops.layout import take
 from hgc.ir.placement import Placement, Replicated, Shard, is_whole
@@ -68,6 +69,7 @@ def run_lowered(program: Program, inputs: Mapping[str, Tensor], state: Mapping[s
     world = 1
     for size in mesh.values():
         world *= size
+    dtype = next(t.dtype for t in state.values() if t.is_floating_point())
     values = {n.name: info(n).value for n in program.inputs()}
     known = dict(state)
     for entry in program.state.values():
@@ -78,11 +80,11 @@ def run_lowered(program: Program, inputs: Mapping[str, Tensor], state: Mapping[s
         for alias in entry.aliases:
             known.setdefault(entry.name, known[alias]) if alias in known else None
         if entry.data is not None:
-            known.setdefault(entry.name, entry.data)
+            known.setdefault(entry.name, to_dtype({"": entry.data}, dtype)[""])
 
     def rank(index: int) -> tuple[Mapping[str, int], Tensor, dict[str, Tensor]]:
         coordinates = _coordinates(index, mesh)
-        with ops.use(mesh_groups(mesh)):
+        with ops.use(mesh_groups(mesh)), precision(dtype):
             local = {n: local_part(t, program.state[n].value, coordinates, mesh) for n, t in known.items() if n in program.state}
             for name, tensor in local.items():
                 tensor.requires_grad_(program.state[name].value.requires_grad)

@@ -99,3 +99,8 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     """``target.copy_(source)`` for many pairs in few kernels; the same operator that torch's own optimizers use."""
     if targets:
         torch._foreach_copy_(targets, sources)
+
+
+def size_guards(fake_mode: Any) -> list[Any]:
+    """The relations between sizes (sympy booleans) that tracing in this fake mode has relied on."""
+    return [guard.expr for guard in fake_mode.shape_env.guards]

@@ -71,7 +71,8 @@ class Program:
     """A traced model with its loss, before or after transforms.
 
     ``mesh`` lists the mesh axes lowered so far with their sizes, major axis first; ``reference`` is the single-device program
-    that the transforms started from, kept for the verifier; ``report`` lists assumptions and fallbacks in plain sentences.
+    that the transforms started from, kept for the verifier; ``report`` lists assumptions and fallbacks in plain sentences. ``assumptions`` are the
+    relations between symbols that tracing relied on, beyond their ranges.
     """
 
     root: fx.GraphModule
@@ -81,6 +82,7 @@ class Program:
     report: list[str] = field(default_factory=list)
     reference: Program | None = None
     name: str = "Model"
+    assumptions: tuple[sympy.Basic, ...] = ()
 
     @property
     def bodies(self) -> dict[str, fx.GraphModule]:
@@ -121,7 +123,9 @@ class Program:
         root.add_module("bodies", nn.Module())
         for name, body in self.bodies.items():
             root.add_submodule(BODIES + name, copy_graph_module(body))
-        return Program(root, dict(self.symbols), dict(self.state), dict(self.mesh), list(self.report), self.reference, self.name)
+        return Program(
+            root, dict(self.symbols), dict(self.state), dict(self.mesh), list(self.report), self.reference, self.name, self.assumptions
+        )
 
     def run(self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Execute node by node: the reference, for tests. ``state`` maps original names (or an alias) to tensors."""

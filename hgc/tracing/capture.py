@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
-from hgc._torch_compat import exporting_in
+from hgc._torch_compat import exporting_in, size_guards
 from hgc.errors import TraceError
 from hgc.ir.program import State, SymbolInfo
 from hgc.ir.value import Info, Value, set_info
+from hgc.tracing.assumptions import find_assumptions
 from hgc.tracing.calling import Caller
 from hgc.tracing.copying import ModelCopy
 from hgc.tracing.dims import Dims, meaning
 from hgc.tracing.failures import explained
+from hgc.tracing.normalise.cleanup import drop_assertions
+from hgc.tracing.normalise.inline import inline_regions
 from hgc.tracing.symbols import Renaming, raw, symbol
 
 Loss = Callable[[Any, dict[str, Any]], Tensor]
@@ -37,6 +40,7 @@ class Flat:
     holders: dict[fx.Node, str]
     state: dict[str, State]
     symbols: dict[sympy.Symbol, SymbolInfo]
+    assumptions: tuple[sympy.Basic, ...]
     report: list[str]
 
 
@@ -69,6 +73,7 @@ def capture(copied: ModelCopy, inputs: Mapping[str, Tensor], caller: Caller, dim
 
 
 def _flatten(exported: ExportedProgram, copied: ModelCopy, input_names: list[str], dims: Dims) -> Flat:
+    inline_regions(exported.graph_module)
     graph = exported.graph_module.graph
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     user = iter(input_names)
@@ -87,11 +92,14 @@ def _flatten(exported: ExportedProgram, copied: ModelCopy, input_names: list[str
             constant = exported.constants[str(spec.target)]
             assert isinstance(constant, Tensor)
             holders[node] = _add_constant(state, str(spec.target).removeprefix("model."), constant)
+    drop_assertions(graph)
     renaming, symbols, report = _name_symbols(inputs, dims, exported.range_constraints)
     _attach_infos(graph, renaming)
     _sizes_to_expressions(graph, renaming)
     _merge_ties(graph, holders)
-    return Flat(graph, inputs, holders, state, symbols, report)
+    assumptions = find_assumptions(size_guards(copied.fake_mode), renaming, symbols)
+    report += [f"tracing assumed that {relation}" for relation in assumptions]
+    return Flat(graph, inputs, holders, state, symbols, assumptions, report)
 
 
 def _add_constant(state: dict[str, State], name: str, tensor: Tensor) -> str:

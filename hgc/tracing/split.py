@@ -158,4 +158,5 @@ def split(flat: Flat, marking: Marking, name: str) -> Program:
             builder.glue(item, glue_name(item, position == 0, position == last, ""))
     builder.root.output(builder.values[builder.output])
     used = {name: entry for name, entry in flat.state.items() if name in builder.held or entry.kind != "constant"}
-    return Program(new_root(builder.root, used, builder.bodies), flat.symbols, used, report=list(flat.report), name=name)
+    root = new_root(builder.root, used, builder.bodies)
+    return Program(root, flat.symbols, used, report=list(flat.report), name=name, assumptions=flat.assumptions)

@@ -46,20 +46,26 @@ class Renaming:
             self._done[expr] = _plain(expr).xreplace(self.symbols)
         return self._done[expr]
 
+    def relation(self, relation: sympy.Basic) -> sympy.Basic:
+        """A boolean relation between sizes; sympy evaluates it if it can."""
+        found = _plain(relation).xreplace(self.symbols)
+        assert isinstance(found, sympy.Basic)
+        return found
+
     def size(self, size: int | torch.SymInt) -> sympy.Expr:
         return self(raw(size))
 
 
-def _plain(expr: sympy.Expr) -> sympy.Expr:
+def _plain(expr: sympy.Basic) -> Any:
     """Replace torch's own sympy functions by sympy's, bottom up."""
     if not expr.args:
         return expr
-    args = [_plain(a) if isinstance(a, sympy.Expr) else a for a in expr.args]
+    args = [_plain(a) for a in expr.args]
     rewrite = _REWRITES.get(type(expr))
     return rewrite(*args) if rewrite is not None else expr.func(*args)
 
 
-_REWRITES: dict[type, Callable[..., sympy.Expr]] = {
+_REWRITES: dict[Any, Callable[..., sympy.Expr]] = {
     size_functions.FloorDiv: lambda a, b: sympy.floor(a / b),
     size_functions.CleanDiv: lambda a, b: a / b,
     size_functions.CeilToInt: sympy.ceiling,

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hgc.errors import TraceError
 from hgc.ir.program import Program
 from hgc.tracing import adapters
+from hgc.tracing.assumptions import violated
 from hgc.tracing.calling import Caller, Loss, make_caller
 from hgc.tracing.capture import capture
 from hgc.tracing.copying import copy_structure
-from hgc.tracing.dims import Dims, DynamicSpec, choose_dims
+from hgc.tracing.dims import Dims, DynamicSpec, choose_dims, exact
 from hgc.tracing.folding import FoldPlan, Marking, Refold
 from hgc.tracing.normalise import normalise
 from hgc.tracing.prune import prune
 from hgc.tracing.gradients import mark_gradients
 from hgc.tracing.split import split
-
-_ATTEMPTS = 12
-
 
 def trace(
     model: nn.Module,
@@ -52,18 +50,52 @@ def trace(
     _check_arguments(model, example_inputs)
     caller, tensors = make_caller(model, example_inputs, loss)
     dims = choose_dims(tensors, dynamic)
-    plan, notes = FoldPlan(fold), []
-    for _ in range(_ATTEMPTS):
-        try:
-            program = _attempt(model, tensors, caller, dims, plan, name or type(model).__name__)
-        except Refold as again:
-            plan = again.plan
-            notes += [again.reason] if again.reason else []
-        else:
-            program.report += notes
-            return program
-    warnings.warn("folding gave up", stacklevel=2)
-    return _attempt(model, tensors, caller, dims, FoldPlan(False), name or type(model).__name__)
+    job = _Job(model, tensors, caller, name or type(model).__name__)
+    try:
+        program = job.run(dims, FoldPlan(fold))
+    except TraceError:
+        if dims.sizes == exact(dims).sizes:
+            raise
+        return job.run(exact(dims), FoldPlan(fold))
+    example = {symbol: max(found.hint, 2) for symbol, found in program.symbols.items()}
+    if violated(program.assumptions, example):
+        return job.run(exact(dims), FoldPlan(fold))
+    return program
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is traced, whatever sizes and shortcuts are tried."""
+
+    model: nn.Module
+    tensors: Mapping[str, Tensor]
+    caller: Caller
+    name: str
+
+    def run(self, dims: Dims, plan: FoldPlan) -> Program:
+        """Trace, and start over without a shortcut whenever one turns out to be unsound."""
+        notes = []
+        while True:
+            try:
+                program = self._attempt(dims, plan)
+            except Refold as again:
+                assert again.plan != plan
+                plan = again.plan
+                notes += [again.reason] if again.reason else []
+            else:
+                program.report += notes
+                return program
+
+    def _attempt(self, dims: Dims, plan: FoldPlan) -> Program:
+        copied = copy_structure(self.model)
+        with adapters.prepared(copied.model, set(self.tensors)):
+            marking = Marking(copied.model, plan)
+            flat = capture(copied, self.tensors, self.caller, dims)
+        flat.report += normalise(flat.graph, flat.holders)
+        program = split(flat, marking, self.name)
+        prune(program)
+        mark_gradients(program)
+        return program
 
 
 def _check_arguments(model: nn.Module, example_inputs: Mapping[str, Any]) -> None:
@@ -72,15 +104,3 @@ def _check_arguments(model: nn.Module, example_inputs: Mapping[str, Any]) -> Non
     if not isinstance(example_inputs, Mapping):
         raise TraceError(f"example_inputs is a {type(example_inputs).__name__}, expected a dict of tensors by argument name.")
 
-
-def _attempt(model: nn.Module, tensors: Mapping[str, Any], caller: Caller, dims: Dims, plan: FoldPlan, name: str) -> Program:
-    copied = copy_structure(model)
-    with adapters.prepared(copied.model, set(tensors)) as notes:
-        marking = Marking(copied.model, plan)
-        flat = capture(copied, tensors, caller, dims)
-    flat.report += notes
-    normalise(flat.graph, flat.holders)
-    program = split(flat, marking, name)
-    prune(program)
-    mark_gradients(program)
-    return program

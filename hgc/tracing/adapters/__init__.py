@@ -7,14 +7,18 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from hgc.tracing.adapters import huggingface
+from hgc.tracing.adapters import huggingface, lengths
+from hgc.tracing.adapters.modules import adapt_modules, adapter
+
+__all__ = ["adapter", "prepared"]
 
 
 @contextmanager
-def prepared(model: nn.Module, inputs: set[str]) -> Iterator[list[str]]:
-    """Prepare the copy for export; yields sentences for the program's report."""
-    notes: list[str] = []
+def prepared(model: nn.Module, inputs: set[str]) -> Iterator[None]:
+    """Prepare the copy for export, and undo afterwards whatever reaches beyond it. ``inputs`` are the names of the user's tensors."""
     with ExitStack() as stack:
         if huggingface.applies(model):
-            stack.enter_context(huggingface.prepared(model, inputs, notes))
-        yield notes
+            stack.enter_context(huggingface.prepared(model, inputs))
+        adapt_modules(model)
+        stack.enter_context(lengths.symbolic(model))
+        yield

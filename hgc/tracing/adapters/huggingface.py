@@ -20,7 +20,7 @@ def applies(model: nn.Module) -> bool:
 
 
 @contextmanager
-def prepared(model: nn.Module, inputs: set[str], notes: list[str]) -> Iterator[None]:
+def prepared(model: nn.Module, inputs: set[str]) -> Iterator[None]:
     """Configure the copy; while tracing, position ids that the model makes itself are known to be one sequence a row."""
     from transformers import masking_utils
 
@@ -29,8 +29,8 @@ def prepared(model: nn.Module, inputs: set[str], notes: list[str]) -> Iterator[N
         config = getattr(module, "config", None)
         if config is not None:
             _configure(config)
-        if getattr(module, "gradient_checkpointing", False):
-            module.gradient_checkpointing = False
+        if "gradient_checkpointing" in vars(module):
+            vars(module)["gradient_checkpointing"] = False
     find_packed = masking_utils.find_packed_sequence_indices
     if "position_ids" not in inputs:
         masking_utils.find_packed_sequence_indices = lambda position_ids: None
@@ -41,18 +41,39 @@ def prepared(model: nn.Module, inputs: set[str], notes: list[str]) -> Iterator[N
 
 
 def _configure(config: Any) -> None:
-    for name in ("use_cache",):
-        if getattr(config, name, False):
-            setattr(config, name, False)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False
     if hasattr(config, "_attn_implementation"):
         config._attn_implementation = "hgc"
+    if hasattr(config, "_experts_implementation"):
+        config._experts_implementation = "hgc"
 
 
 def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.moe import ExpertsInterface
 
     AttentionInterface.register("hgc", attention_forward)
     AttentionMaskInterface.register("hgc", attention_mask)
+    ExpertsInterface.register("hgc", experts_forward)
+
+
+def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """An experts function of ``ExpertsInterface``: tokens [T, H], chosen experts and their weights [T, K]."""
+    rows, offsets, order = torch.ops.hgc.moe_dispatch(hidden_states, top_k_index, module.num_experts)
+    expert_of_row = top_k_index.reshape(-1)[order] if module.has_bias else None
+    name = "gate_up_proj" if module.has_gate else "up_proj"
+    inner = _expert_linear(module, name, rows, offsets, expert_of_row)
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+    outer = _expert_linear(module, "down_proj", inner, offsets, expert_of_row)
+    if module.has_post_expert_norm:
+        outer = module.post_expert_norm(outer)
+    return torch.ops.hgc.moe_combine(outer, order, top_k_weights)
+
+
+def _expert_linear(module: Any, name: str, rows: Tensor, offsets: Tensor, expert_of_row: Tensor | None) -> Tensor:
+    product = torch.ops.hgc.grouped_linear(rows, getattr(module, name), offsets, bool(module.is_transposed))
+    return product if expert_of_row is None else product + getattr(module, f"{name}_bias")[expert_of_row]
 
 
 def attention_forward(

@@ -11,11 +11,15 @@ from hgc.tracing.normalise.operators import canonical_operators
 from hgc.tracing.normalise.reshapes import fuse_reshapes
 
 
-def normalise(graph: fx.Graph, holders: dict[fx.Node, str]) -> None:
-    """Make the flat graph functional, give every computation its one spelling, and drop what does not compute."""
-    make_functional(graph, holders)
+def normalise(graph: fx.Graph, holders: dict[fx.Node, str]) -> list[str]:
+    """Make the flat graph functional, give every computation its one spelling, and drop what does not compute.
+
+    Returns sentences for the program's report.
+    """
+    notes = make_functional(graph, holders)
     canonical_operators(graph)
     remove_noops(graph)
     fuse_reshapes(graph)
     canonical_attention(graph)
     simplify(graph)
+    return notes

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import fx
 
-from hgc.ir.value import Info, Value, info, set_info
+from hgc.ir.value import Value, info, set_info
 
 aten = torch.ops.aten
 
@@ -62,6 +62,6 @@ def drop(node: fx.Node, instead: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def result_size(found: Info) -> tuple[sympy.Expr, ...]:
-    assert isinstance(found.value, Value)
-    return found.value.shape
+def sizes_of(shape: tuple[sympy.Expr, ...]) -> list[int | sympy.Expr]:
+    """A shape as the size argument of an operator of the flat graph."""
+    return [int(size) if size.is_Integer else size for size in shape]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import sympy
 from torch import fx
 
 from hgc.ir.ops.norms import batch_norm
 from hgc.ir.ops.random import dropout
 from hgc.ir.value import Value
 from hgc.tracing.leaves import RUNTIME
-from hgc.tracing.normalise.edit import argument, aten, base, insert, retarget, tensor
+from hgc.tracing.normalise.edit import argument, aten, base, insert, retarget, sizes_of, tensor
 
 
 def canonical_operators(graph: fx.Graph) -> None:
@@ -33,14 +32,10 @@ def _without_device(node: fx.Node) -> None:
         node.kwargs = kwargs
 
 
-def _sizes(shape: tuple[sympy.Expr, ...]) -> list[int | sympy.Expr]:
-    return [int(size) if size.is_Integer else size for size in shape]
-
-
 def _reshape(node: fx.Node) -> None:
     value = tensor(node)
     assert value is not None
-    retarget(node, aten.reshape.default, (node.args[0], _sizes(value.shape)))
+    retarget(node, aten.reshape.default, (node.args[0], sizes_of(value.shape)))
 
 
 def _view(node: fx.Node) -> None:
@@ -62,7 +57,7 @@ def _expand(node: fx.Node) -> None:
     assert source is not None
     new_dims = len(value.shape) - len(source.shape)
     kept = [dim >= new_dims and source.shape[dim - new_dims] == size for dim, size in enumerate(value.shape)]
-    sizes = [-1 if same else size for same, size in zip(kept, _sizes(value.shape), strict=True)]
+    sizes = [-1 if same else size for same, size in zip(kept, sizes_of(value.shape), strict=True)]
     retarget(node, aten.expand.default, (node.args[0], sizes))
 
 
@@ -99,7 +94,7 @@ def _new_like(overload: Any, *values: Any) -> Callable[[fx.Node], None]:
     def rewrite(node: fx.Node) -> None:
         value = _value(node)
         fill = values or ((node.args[2],) if base(node) == "aten::new_full" else ())
-        retarget(node, overload, (_sizes(value.shape), *fill), {"dtype": value.dtype})
+        retarget(node, overload, (sizes_of(value.shape), *fill), {"dtype": value.dtype})
 
     return rewrite
 

@@ -1,0 +1,1 @@
+"""Benchmarks of ``hgc bench``: each module has ``run()``, which prints a table and returns the numbers."""

@@ -1,0 +1,144 @@
+"""``hgc bench overhead``: what hgc's abstraction costs, against programs written by hand.
+
+Emitted programs and their baselines (the eager Hugging Face model; DDP, FSDP2 and DTensor tensor parallelism under the same plan) train in
+the same processes, step by step in turn, on the same batches from the same weights; the losses must agree. A step is forward,
+backward, gradient synchronisation, AdamW and clearing the gradients.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from hgc import compiler, records
+from hgc.backends.parity.verify import last_error
+from hgc.errors import ArtifactError
+from hgc.plan import Strategy
+from hgc.tools.bench.overhead_baselines import describe
+from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
+from hgc.tools.bench.overhead_ratios import Pairs, ratio
+from hgc.tools.bench.overhead_worker import CASES, RESULTS, Case
+from hgc.tools.console import say, stage, table
+
+LIMIT, LOSS_LIMIT = 1.05, 1e-4
+SIZE = Size(hidden=256, layers=4, heads=8, vocabulary=2048, rows=4, length=128)
+COMPARISONS = (
+    ("Llama", "dp1"),
+    ("GPT-2", "dp1"),
+    ("Llama", "dp4"),
+    ("Llama", "dp4 zero3"),
+    ("Llama", "tp4"),
+    ("Llama", "dp2 tp2 zero3"),
+    ("GPT-2", "dp4"),
+    ("GPT-2", "dp4 zero3"),
+    ("GPT-2", "tp4"),
+)
+
+
+def run(
+    comparisons: Sequence[tuple[str, str]] = COMPARISONS, size: Size = SIZE, pairs: int = 20, warmup: int = 3, timeout_s: float = 900.0
+) -> dict[str, Any]:
+    """Measure every (model, strategy), print the table, and return what JSON should hold.
+
+    Raises ``ArtifactError`` if a process fails, or if a baseline does not compute what the emitted program computes.
+    """
+    with tempfile.TemporaryDirectory(prefix="hgc-overhead-") as folder:
+        cases = []
+        with stage("compile"):
+            for index, (model, strategy) in enumerate(comparisons):
+                target = Path(folder) / f"program{index}"
+                compiler.compile(MODELS[model](size), global_batch(size, 0), plan=strategy).save(target)
+                cases.append(Case(model, strategy, size, str(target), warmup, pairs))
+        measured: list[tuple[Case, Pairs]] = []
+        for ranks in sorted({_ranks(case) for case in cases}):
+            chosen = [case for case in cases if _ranks(case) == ranks]
+            with stage(f"measure on {ranks} process{'es' if ranks > 1 else ''}"):
+                measured += zip(chosen, _launch(Path(folder), chosen, ranks, timeout_s), strict=True)
+    rows = [_row(case, found) for case, found in measured]
+    table(_table(rows, size))
+    say(f"ratio: median of {pairs} pairs of steps (first to third quartile), emitted program / baseline; processor time summed over ranks")
+    return {"bench": "overhead", "machine": _machine(), "rows": rows, "targets": [target for row in rows for target in _targets(row)]}
+
+
+def _ranks(case: Case) -> int:
+    return Strategy.parse(case.strategy).devices
+
+
+def _launch(folder: Path, cases: list[Case], ranks: int, timeout_s: float) -> list[Pairs]:
+    (folder / CASES).write_text(records.to_text(records.encode(cases)), encoding="utf-8")
+    (folder / RESULTS).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["-m", "hgc.tools.bench.overhead_worker", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ArtifactError(f"{len(cases)} comparisons on {ranks} processes took more than {timeout_s:.0f} s; give timeout_s=...") from None
+    if done.returncode != 0:
+        raise ArtifactError(f"a comparison on {ranks} processes failed: {last_error(done.stderr)}")
+    encoded = records.parse_json(records.read_text(folder / RESULTS, RESULTS, ArtifactError), RESULTS, ArtifactError)
+    return [records.decode(Pairs, entry, RESULTS, ArtifactError) for entry in encoded]
+
+
+def _row(case: Case, found: Pairs) -> dict[str, Any]:
+    baseline = describe(Strategy.parse(case.strategy))
+    if not found.loss_difference <= LOSS_LIMIT:
+        raise ArtifactError(
+            f"{case.model} under {case.strategy}: the losses of the emitted program and of {baseline} differ by "
+            f"{found.loss_difference:.1e} (relative), expected at most {LOSS_LIMIT:.0e}; run hgc verify to find which of them is wrong"
+        )
+    wall, cpu = ratio(found.emitted_s, found.baseline_s), ratio(found.emitted_cpu_s, found.baseline_cpu_s)
+    return {
+        "model": case.model,
+        "plan": case.strategy,
+        "baseline": baseline,
+        "pairs": case.pairs,
+        "emitted_s": sorted(found.emitted_s)[case.pairs // 2],
+        "baseline_s": sorted(found.baseline_s)[case.pairs // 2],
+        "ratio": wall.median,
+        "ratio_quartiles": [wall.low, wall.high],
+        "emitted_cpu_s": sorted(found.emitted_cpu_s)[case.pairs // 2],
+        "baseline_cpu_s": sorted(found.baseline_cpu_s)[case.pairs // 2],
+        "cpu_ratio": cpu.median,
+        "cpu_ratio_quartiles": [cpu.low, cpu.high],
+        "loss_difference": found.loss_difference,
+    }
+
+
+def _targets(row: dict[str, Any]) -> list[dict[str, Any]]:
+    name = f"{row['model']} {row['plan']}: step time / {row['baseline']}"
+    return [{"name": name, "value": row["ratio"], "limit": LIMIT, "holds": row["ratio"] <= LIMIT}]
+
+
+def _table(rows: Sequence[dict[str, Any]], size: Size) -> Table:
+    batch = f"{size.rows} x {size.length} tokens"
+    found = Table(title=f"emitted programs against hand-written ones: {size.layers} layers, hidden {size.hidden}, global batch {batch}")
+    for column in ("model", "plan", "baseline"):
+        found.add_column(column, overflow="fold")
+    for column in ("emitted ms", "baseline ms", "ratio", "quartiles", "CPU ratio", "quartiles", "loss differs", ""):
+        found.add_column(column, justify="right")
+    for row in rows:
+        found.add_row(
+            *(row["model"], row["plan"], row["baseline"]),
+            *(f"{1e3 * row['emitted_s']:.0f}", f"{1e3 * row['baseline_s']:.0f}"),
+            *(f"{row['ratio']:.3f}", _span(row["ratio_quartiles"]), f"{row['cpu_ratio']:.3f}", _span(row["cpu_ratio_quartiles"])),
+            *(f"{row['loss_difference']:.0e}", "ok" if row["ratio"] <= LIMIT else f"> {LIMIT}"),
+        )
+    return found
+
+
+def _span(quartiles: Sequence[float]) -> str:
+    return f"{quartiles[0]:.2f}-{quartiles[1]:.2f}"
+
+
+def _machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo, OMP_NUM_THREADS=1"

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from hgc.ir.verifier import verify as verify_program
     from hgc.passes.base import Analysis, Pipeline, Planner, Transform
     from hgc.plan import Plan, Strategy
-    from hgc.tracing import empty_weights, trace
+    from hgc.tracing.copying import empty_weights as empty_weights
+    from hgc.tracing.trace import trace as trace
 
 _HOME = {
     "Analysis": "hgc.passes.base",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from hgc.ir import ops
 from hgc.ir.placement import Shard
 from hgc.ir.program import Program
 from hgc.ir.rules.collectives import COLLECTIVES
-from hgc.ir.rules.core import named_arguments
-from hgc.ir.sizes import SHAPE_ARGUMENT, SLICE, SPLITS, TO_THE_END
+from hgc.ir.rules.core import TO_THE_END, named_arguments
+from hgc.ir.sizes import SHAPE_ARGUMENT, SLICE, SPLITS
 from hgc.ir.value import Value, info, is_size
 
 aten = torch.ops.aten
@@ -188,4 +188,9 @@ def _batch_norm(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return ops.batch_norm, {name: given[name] for name in names} | {"batch_axes": ()}
 
 
-_UNDO = {ops.vocab_embedding: _embedding, ops.cross_entropy: _cross_entropy, ops.mean: _mean, ops.batch_norm: _batch_norm}
+_UNDO: dict[Any, Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]] = {
+    ops.vocab_embedding: _embedding,
+    ops.cross_entropy: _cross_entropy,
+    ops.mean: _mean,
+    ops.batch_norm: _batch_norm,
+}

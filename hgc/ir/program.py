@@ -185,9 +185,10 @@ def new_root(graph: fx.Graph, state: Mapping[str, State], bodies: Mapping[str, f
     """Assemble the root module from its graph, the state it reads and the bodies it calls."""
     holder = nn.Module()
     holder.add_module("state", state_module(state))
-    holder.add_module("bodies", nn.Module())
+    bodies_module = nn.Module()
+    holder.add_module("bodies", bodies_module)
     for name, body in bodies.items():
-        holder.bodies.add_module(name, body)
+        bodies_module.add_module(name, body)
     return fx.GraphModule(holder, graph, class_name="Root")
 
 

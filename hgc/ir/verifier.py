@@ -18,7 +18,8 @@ from hgc.ir.meaning import check_meaning
 from hgc.ir.placement import Invariant, Placement
 from hgc.ir.program import BODIES, STATE, Program
 from hgc.ir.rules import make_call
-from hgc.ir.sizes import SHAPE_ARGUMENT, SYM_SIZE
+from hgc.ir.rules.core import TO_THE_END, named_arguments
+from hgc.ir.sizes import SHAPE_ARGUMENT, SLICE, SPLITS, SYM_SIZE, split_dim
 from hgc.ir.value import Value, info, is_size
 
 
@@ -122,6 +123,10 @@ def _check_size(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
 
 
 def _check_shape_argument(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
+    if node.target in SPLITS:
+        _check_pieces(name, node, mesh)
+    if node.target is SLICE:
+        _check_slice(name, node, mesh)
     if node.target not in SHAPE_ARGUMENT:
         return
     given = node.args[SHAPE_ARGUMENT[node.target]]
@@ -131,6 +136,26 @@ def _check_shape_argument(name: str, node: fx.Node, mesh: dict[str, int]) -> Non
         number = info(size).size if isinstance(size, fx.Node) else size
         if number != -1 and sympy.simplify(sympy.sympify(number) - local) != 0:
             raise VerifyError(f"block {name}: {name_of(node)} makes dim {dim} of size {number}, a rank holds {local}")
+
+
+def _check_pieces(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
+    given, dim = node.args[1], split_dim(node)
+    lengths = [_local(value, mesh)[dim] for value in _values(node)]
+    claimed = [given] * (len(lengths) - 1) + [min(given, lengths[-1])] if isinstance(given, int) else given
+    if claimed != lengths:
+        raise VerifyError(f"block {name}: {name_of(node)} makes pieces of {given}, a rank holds {lengths}")
+
+
+def _check_slice(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
+    """The length that integer bounds take must be the local one."""
+    given, (value,) = named_arguments(node), _values(node)
+    dim = given["dim"] % len(value.shape)
+    source, local = _local(_values(given["self"])[0], mesh)[dim], _local(value, mesh)[dim]
+    start, end, step = given["start"] or 0, given["end"], given["step"]
+    if all(isinstance(bound, int) for bound in (start, 0 if end is None else end)) and source.is_Integer:
+        taken = len(range(int(source))[start : TO_THE_END if end is None else end : step])
+        if taken != local:
+            raise VerifyError(f"block {name}: {name_of(node)} takes {taken} of dim {dim}, a rank holds {local}")
 
 
 def _verify_root(program: Program) -> None:
@@ -165,8 +190,9 @@ def _verify_call(program: Program, node: fx.Node) -> None:
     for value, result in zip(_values(node), output.args[0], strict=True):
         _same_placement(f"an output of block {node.name!r}", value, _values(result)[0])
     for user in node.users:
-        if user.target is operator.getitem:
-            _same_placement(f"{user.name!r}", _values(user)[0], _values(node)[user.args[1]])
+        index = user.args[1] if user.target is operator.getitem else None
+        if isinstance(index, int):
+            _same_placement(f"{user.name!r}", _values(user)[0], _values(node)[index])
 
 
 def _same_placement(what: str, found: Value, expected: Value) -> None:

@@ -86,7 +86,7 @@ def _state_names(program: Program, body: str, placeholder: fx.Node) -> set[str]:
 
 def _readers(program: Program, name: str) -> list[tuple[fx.Node, fx.Node]]:
     """(body placeholder, operator) pairs that read a state."""
-    found = []
+    found: list[tuple[fx.Node, fx.Node]] = []
     for block in program.blocks():
         placeholders = [n for n in program.body(block.body).graph.nodes if n.op == "placeholder"]
         for placeholder, source in zip(placeholders, block.node.args, strict=True):

@@ -84,6 +84,7 @@ class _Finder:
         """The product that makes the logits of a cross entropy, split by classes."""
         given = named_arguments(loss)
         logits = given.get("logits", given.get("self"))
+        assert isinstance(logits, fx.Node)
         return self._reach(logits, Shard(1)) if len(_value(logits).shape) == 2 else None
 
     def _reach(self, goal: fx.Node, wanted: Shard) -> Region | None:

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from hgc.ir.placement import Placement, Shard
-from hgc.ir.rules.core import PARTIAL, WHOLE, Call, Case, Operand, overloads, rule, strided_inputs
+from hgc.ir.rules.core import PARTIAL, TO_THE_END, WHOLE, Call, Case, Operand, overloads, rule, strided_inputs
 from hgc.ir.value import Size
 
 
@@ -56,7 +56,7 @@ def _rearranged(call: Call) -> dict[int, int]:
         return {dim: dim for dim in range(rank)}
     if name in ("transpose", "t"):
         first, second = (0, 1) if name == "t" else (call["dim0"] % rank, call["dim1"] % rank)
-        return {dim: {first: second, second: first}.get(dim, dim) for dim in range(rank)} if rank > 1 else {0: 0}
+        return {dim: {first: second, second: first}.get(dim, dim) for dim in range(rank)} if rank > 1 else dict.fromkeys(range(rank), 0)
     if name == "movedim":
         kept = [dim for dim in range(rank) if dim != call["source"] % rank]
         kept.insert(call["destination"] % rank, call["source"] % rank)
@@ -89,7 +89,7 @@ def constant(call: Call) -> Iterator[Case]:
             yield call.case({}, Shard(dim))
 
 
-@rule(*overloads("reshape", "view", "_unsafe_view", "flatten.using_ints", "unflatten.int"))
+@rule(*overloads("reshape", "view", "_unsafe_view", "flatten.using_ints"))
 def reshape(call: Call) -> Iterator[Case]:
     operand = only(call)
     groups = dim_groups(call, operand.shape, call.shape)
@@ -101,7 +101,8 @@ def reshape(call: Call) -> Iterator[Case]:
 
 def dim_groups(call: Call, source: Sequence[Size], target: Sequence[Size]) -> list[tuple[range, range]]:
     """Pair the dims of two shapes of equal element count into smallest groups of equal product."""
-    groups, i, j = [], 0, 0
+    groups: list[tuple[range, range]] = []
+    i = j = 0
     while i < len(source) and j < len(target):
         start_i, start_j = i, j
         left, right = sympy.sympify(source[i]), sympy.sympify(target[j])
@@ -210,14 +211,21 @@ def _one_part(call: Call, operand: Operand) -> Iterator[Case]:
     found = operand.found
     if call.target._schema.name != "aten::slice" or not isinstance(found, Shard) or found.is_plain or call["step"] != 1:
         return
-    if found.dim != call["dim"] % operand.rank:
-        return
-    start, end = call["start"] or 0, call["end"]
-    bounds = _bounds(found, operand.shape[found.dim])
-    length = operand.shape[found.dim]
-    stop = length if end is None or (isinstance(end, int) and not length.free_symbols and end >= int(length)) else end
-    if (start, stop) in bounds:
+    if found.dim == call["dim"] % operand.rank and _is_part(call, found, operand.shape[found.dim]):
         yield call.case({0: found}, Shard(found.dim))
+
+
+def _is_part(call: Call, found: Shard, length: Size) -> bool:
+    """Bounds are global before lowering and divided by the ranks after it; the output's length tells by how much."""
+    start, end, taken = call["start"] or 0, call["end"], call.shape[found.dim]
+    last = end is None or (isinstance(end, int) and (end >= TO_THE_END or (length.is_Integer and end >= int(length))))
+    for first, stop in _bounds(found, length):
+        if stop - first != taken:
+            continue
+        ratio = (first / start if start else sympy.Integer(1)) if last else taken / (end - start)
+        if ratio.is_Integer and ratio > 0 and start * ratio == first and (not last or stop == length):
+            return True
+    return False
 
 
 def _bounds(found: Shard, length: Size) -> list[tuple[Any, Any]]:
@@ -227,7 +235,7 @@ def _bounds(found: Shard, length: Size) -> list[tuple[Any, Any]]:
         sizes = [length / found.parts] * found.parts
     else:
         return []
-    edges = [sum(sizes[:i], start=sympy.Integer(0)) for i in range(len(sizes) + 1)]
+    edges = [sum(map(sympy.sympify, sizes[:i]), start=sympy.Integer(0)) for i in range(len(sizes) + 1)]
     return list(itertools.pairwise(edges))
 
 

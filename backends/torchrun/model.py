@@ -1,0 +1,237 @@
+"""The ``Model`` class: blocks in ``__init__``, and a ``forward`` that calls them, in loops where they repeat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from hgc.backends.torchrun.body import wrapped_definition
+from hgc.backends.torchrun.layout import indent, wrapped
+from hgc.backends.torchrun.loops import Loop, Slot, find_loops
+from hgc.backends.torchrun.names import MODULE_NAMES, Scope, identifier, quote
+from hgc.backends.torchrun.root import Call, Group, class_list
+from hgc.ir.program import Program
+from hgc.ir.value import info
+
+_ROOM = 132
+
+
+def init_lines(calls: Sequence[Call], classes: Mapping[str, str]) -> Iterator[str]:
+    """``self.layers = rt.blocks(...)`` for each attribute, in order of first use."""
+    for group in dict.fromkeys(call.group for call in calls):
+        if group.is_list:
+            made = f"rt.blocks({quote(group.template)}, {class_list(group.bodies, classes)})"
+        elif group.template:
+            made = f"rt.block({quote(group.template)}, {classes[group.bodies[0]]})"
+        else:
+            made = f"{classes[group.bodies[0]]}()"
+        yield from wrapped(f"self.{group.attribute} = {made}", _ROOM)
+
+
+@dataclass
+class ForwardPrinter:
+    """Prints ``Model.forward``; a variable is reused as soon as nothing reads its value any more."""
+
+    program: Program
+    items: Sequence[Call | Loop]
+    scope: Scope = field(default_factory=lambda: Scope(MODULE_NAMES | {"i", "range"}))
+    variables: dict[fx.Node, str] = field(default_factory=dict)
+    last: dict[fx.Node, int] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        inputs = self.program.inputs()
+        self._find_last_uses()
+        head = self._definition(inputs)
+        body: list[str] = []
+        for position, item in enumerate(self.items):
+            body += self._loop(item, position) if isinstance(item, Loop) else self._call(item, position)
+        result = self.variables[self.program.output()]
+        if body and body[-1].startswith(f"{result} = "):
+            return [*head, *indent([*body[:-1], f"return {body[-1].removeprefix(f'{result} = ')}"])]
+        return [*head, *indent(body), f"    return {result}"]
+
+    def _definition(self, inputs: Sequence[fx.Node]) -> list[str]:
+        """The inputs arrive by the names they have in a batch; what cannot be a parameter's name is unpacked from a dict."""
+        given = [str(node.target) for node in inputs]
+        if all(name.isidentifier() and identifier(name) == name for name in given):
+            for node, name in zip(inputs, given, strict=True):
+                self.variables[node] = self.scope.take(name)
+            return wrapped_definition(f"def forward({', '.join(['self', *(f'{name}: Tensor' for name in given)])})", "Tensor")
+        batch = self.scope.take("batch")
+        unpacked = []
+        for node, name in zip(inputs, given, strict=True):
+            self.variables[node] = self.scope.take(name)
+            unpacked.append(f"    {self.variables[node]} = {batch}[{quote(name)}]")
+        return [f"def forward(self, **{batch}: Tensor) -> Tensor:", *unpacked]
+
+    # -- names ------------------------------------------------------------------------------------------------------------------------
+
+    def _find_last_uses(self) -> None:
+        for position, item in enumerate(self.items):
+            for call in item.body if isinstance(item, Loop) else [item]:
+                for node in call.arguments:
+                    self.last[node] = position
+        self.last[self.program.output()] = len(self.items)
+
+    def _base(self, node: fx.Node) -> str:
+        """What the first block that reads the value calls it."""
+        for user in node.users:
+            if user.op == "call_module":
+                graph = self.program.body(str(user.target).removeprefix("bodies.")).graph
+                placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+                return placeholders[user.args.index(node)].name
+        return "loss"
+
+    def _release(self, position: int) -> None:
+        """Free the names of values that nothing behind ``position`` reads."""
+        for node, name in self.variables.items():
+            holder = next((n for n, held in reversed(self.variables.items()) if held == name), None)
+            if holder is node and self.last.get(node, -1) <= position:
+                self.scope.release(name)
+
+    def _assign(self, call: Call, source: str, names: Sequence[str | None]) -> str:
+        targets = [name or "_" for name in names]
+        return f"{', '.join(targets)} = {source}" if targets else source
+
+    # -- statements -------------------------------------------------------------------------------------------------------------------
+
+    def _call(self, call: Call, position: int) -> list[str]:
+        target = f"self.{call.group.attribute}" + (f"[{call.index}]" if call.index is not None else "")
+        source = f"{target}({', '.join(self.variables[a] for a in call.arguments)})"
+        self._release(position)
+        names: list[str | None] = []
+        for result in call.results:
+            names.append(None if result is None else self.scope.take(self._base(result)))
+            if result is not None:
+                self._hold(result, names[-1] or "")
+        return wrapped(self._assign(call, source, names), _ROOM)
+
+    def _hold(self, node: fx.Node, name: str) -> None:
+        self.variables.pop(node, None)
+        self.variables[node] = name
+
+    def _loop(self, loop: Loop, position: int) -> list[str]:
+        chains = self._chains(loop, position)
+        before = [f"{chain.variable} = {self.variables[chain.start]}" for chain in chains if chain.variable != self.variables[chain.start]]
+        inside: dict[Slot, str] = {}
+        after: list[str] = []
+        for slot, result in _slots(loop.body).items():
+            own = [chain for chain in chains if chain.slot == slot]
+            direct = own[0] if own and not _read_behind(loop, own[0], slot) else None
+            inside[slot] = direct.variable if direct else self.scope.take(self._base(result))
+            after += [f"{chain.variable} = {inside[slot]}" for chain in own if chain is not direct]
+        header, targets = _header(loop)
+        body = [line for number in range(len(loop.body)) for line in self._loop_call(loop, number, targets[number], chains, inside)]
+        self._release(position)
+        finals = _slots(loop.last)
+        for slot, name in inside.items():
+            if slot in finals:
+                self._hold(finals[slot], name)
+            if slot not in finals or self.last.get(finals[slot], -1) <= position:
+                self.scope.release(name)
+        return [*before, header, *indent([*body, *after])]
+
+    def _chains(self, loop: Loop, position: int) -> list[_Chain]:
+        """The variables that go around the loop."""
+        shared = {a for i, call in enumerate(loop.body) for j, a in enumerate(call.arguments) if (i, j) not in loop.carried}
+        chains: list[_Chain] = []
+        taken: set[str] = set()
+        for (i, j), slot in loop.carried.items():
+            start = loop.body[i].arguments[j]
+            if any(chain.start is start and chain.slot == slot for chain in chains):
+                continue
+            variable = self.variables[start]
+            if self.last[start] > position or start in shared or variable in taken:
+                variable = self.scope.take(self._base(loop.body[slot[0]].results[slot[1]] or start))
+            taken.add(variable)
+            chains.append(_Chain(start, slot, variable))
+        return chains
+
+    def _loop_call(self, loop: Loop, number: int, target: str, chains: Sequence[_Chain], inside: Mapping[Slot, str]) -> list[str]:
+        call = loop.body[number]
+        own = {node: inside[slot] for slot, node in _slots(loop.body).items()}
+        arguments = []
+        for j, node in enumerate(call.arguments):
+            if (number, j) in loop.carried:
+                slot = loop.carried[number, j]
+                arguments.append(next(c.variable for c in chains if c.start is node and c.slot == slot))
+            else:
+                arguments.append(own.get(node) or self.variables[node])
+        names = [inside.get((number, j)) for j in range(len(call.results))]
+        return wrapped(self._assign(call, f"{target}({', '.join(arguments)})", names), _ROOM - 4)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """``variable`` enters the loop with the value of ``start`` and is the result ``slot`` of each repetition in the next."""
+
+    start: fx.Node
+    slot: Slot
+    variable: str
+
+
+def _slots(calls: Sequence[Call]) -> dict[Slot, fx.Node]:
+    return {(i, j): node for i, call in enumerate(calls) for j, node in enumerate(call.results) if node is not None}
+
+
+def _read_behind(loop: Loop, chain: _Chain, slot: Slot) -> bool:
+    """Is the old value of the chain read after the call that computes the new one?"""
+    return any(i > slot[0] and found == slot and loop.body[i].arguments[j] is chain.start for (i, j), found in loop.carried.items())
+
+
+def _header(loop: Loop) -> tuple[str, list[str]]:
+    """The ``for`` line, and how each call of the body reaches its block."""
+    targets = [f"self.{call.group.attribute}" for call in loop.body]
+    if all(call.index is None for call in loop.body):
+        return f"for _ in range({loop.count}):", targets
+    if len(loop.body) == 1 and loop.steps[0] == 1:
+        (call,) = loop.body
+        return f"for {_singular(call.group)} in {targets[0]}{_slice(call, loop.count)}:", [_singular(call.group)]
+    first = next(call.index for call in loop.body if call.index is not None)
+    moving = {step for step, call in zip(loop.steps, loop.body, strict=True) if call.index is not None}
+    if len(moving) == 1 and min(moving) > 0:
+        (step,) = moving
+        bounds = [first, first + step * loop.count, step] if step != 1 else [first, first + loop.count] if first else [loop.count]
+        header = f"for i in range({', '.join(map(str, bounds))}):"
+        return header, [_indexed(t, call, lambda n: _plus("i", n - first)) for t, call in zip(targets, loop.body, strict=True)]
+    header = f"for i in range({loop.count}):"
+    indexed = zip(targets, loop.body, loop.steps, strict=True)
+    return header, [_indexed(t, call, lambda n, s=step: _plus(_times(s), n)) for t, call, step in indexed]  # type: ignore[misc]
+
+
+def _indexed(target: str, call: Call, text: object) -> str:
+    assert callable(text)
+    return target if call.index is None else f"{target}[{text(call.index)}]"
+
+
+def _times(step: int) -> str:
+    return "i" if step == 1 else f"{step} * i" if step else ""
+
+
+def _plus(text: str, number: int) -> str:
+    if not text:
+        return str(number)
+    return text if number == 0 else f"{text} + {number}" if number > 0 else f"{text} - {-number}"
+
+
+def _slice(call: Call, count: int) -> str:
+    start, stop, whole = call.index or 0, (call.index or 0) + count, len(call.group.bodies)
+    if (start, stop) == (0, whole):
+        return ""
+    return f"[{start or ''}:{stop if stop != whole else ''}]"
+
+
+def _singular(group: Group) -> str:
+    """``layers`` -> ``layer``."""
+    word = re.sub(r"_\d+$", "", group.attribute)
+    if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+        return identifier(word[:-1], "block")
+    return word if len(word) > 3 else "block"
+
+
+def make_forward(program: Program, calls: Sequence[Call]) -> list[str]:
+    """Lines of ``Model.forward``, without indentation."""
+    return ForwardPrinter(program, find_loops(calls)).lines()

@@ -78,8 +78,14 @@ def _add_cluster(graph: graphviz.Digraph, path: str, members: Sequence[Group], m
                 _add_group(graph, group, "" if child == path else group.path[depth and len(path) + 1 :], mesh, prefix)
             continue
         with graph.subgraph(name=labels.plain(f"cluster_{prefix}{child}")) as cluster:
-            cluster.attr(label=f"<{labels.Row(child.split('.')[-1])}>", tooltip=labels.plain(child), **labels.MODULE)
+            cluster.attr(label=f"<{labels.Row(_module_name(child))}>", tooltip=labels.plain(child), **labels.MODULE)
             _add_cluster(cluster, child, inner, mesh, prefix)
+
+
+def _module_name(path: str) -> str:
+    """The last word of a path, with its list if it is an index: ``layer.0``."""
+    parts = path.split(".")
+    return ".".join(parts[-2:]) if parts[-1].isdigit() else parts[-1]
 
 
 def _add_group(graph: graphviz.Digraph, group: Group, module: str, mesh: Mapping[str, int], prefix: str) -> None:
@@ -92,7 +98,8 @@ def _add_group(graph: graphviz.Digraph, group: Group, module: str, mesh: Mapping
         return
     names = [naming.operator_name(node) for node in group.nodes]
     listed = ", ".join(names) if len(names) <= LONGEST_LIST else f"{', '.join(names[: LONGEST_LIST - 1])}, ... {names[-1]}"
-    rows = [labels.Row(module, bold=True), labels.Row(listed)] if module else [labels.Row(listed, bold=len(names) == 1)]
+    titled = bool(module) and module != listed
+    rows = [labels.Row(module, bold=True), labels.Row(listed)] if titled else [labels.Row(listed, bold=len(names) == 1)]
     rows += [labels.Row(", ".join(words)) for words in [naming.attributes(last)] if words]
     rows += _state_rows(group)
     rows += [labels.Row(labels.shape(found.shape), faint=True)] if found else []

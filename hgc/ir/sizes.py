@@ -12,7 +12,7 @@ from torch import fx
 
 from hgc.errors import ShardingError
 from hgc.ir.placement import Shard
-from hgc.ir.rules.core import named_arguments, overloads
+from hgc.ir.rules.core import TO_THE_END, named_arguments, overloads
 from hgc.ir.value import Info, Size, Value, info, is_size, set_info
 
 SYM_SIZE = torch.ops.aten.sym_size.int
@@ -26,7 +26,6 @@ SHAPE_ARGUMENT: dict[Any, int] = {
 
 SPLIT, SLICE = torch.ops.aten.split.Tensor, torch.ops.aten.slice.Tensor
 SPLITS = (SPLIT, torch.ops.aten.split_with_sizes.default)
-TO_THE_END = 2**62
 
 _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {"FloorDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod}
 

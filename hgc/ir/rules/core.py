@@ -23,6 +23,8 @@ from hgc.ir.value import Info, Size, Value, info
 WHOLE: Placement = Invariant()
 """In rules: the full value on every rank, of either kind."""
 PARTIAL: Placement = Partial()
+TO_THE_END = 2**62
+"""Ends of slices from here on mean the end of the dim."""
 
 Rewrite: TypeAlias = Callable[[fx.Node, str, int], fx.Node]
 """``rewrite(node, axis, size)`` turns a node into its sharded form and returns the node that now holds the value."""

@@ -128,7 +128,14 @@ class Program:
         )
 
     def run(self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Execute node by node: the reference, for tests. ``state`` maps original names (or an alias) to tensors."""
+        """Execute node by node: the reference, for tests. ``state`` maps original names (or an alias) to tensors.
+
+        Raises ``HgcError`` for inputs whose sizes the program was not traced for.
+        """
+        from hgc.ir.input_sizes import input_sizes
+
+        if not self.mesh:
+            input_sizes(self, inputs)
         values = dict(state)
         for entry in self.state.values():
             for alias in entry.aliases:

@@ -32,7 +32,8 @@ class Flat:
     """The whole model as one graph of operators.
 
     Placeholders are the inputs and the state; ``inputs`` and ``holders`` map them to input and state names. Every node has an ``Info``, and size
-    arguments are sympy expressions (no node computes a size), which the split into blocks turns into nodes of each body.
+    arguments are sympy expressions (no node computes a size), which the split into blocks turns into nodes of each body. ``pinned`` are the names of
+    dims that became numbers.
     """
 
     graph: fx.Graph
@@ -41,6 +42,7 @@ class Flat:
     state: dict[str, State]
     symbols: dict[sympy.Symbol, SymbolInfo]
     assumptions: tuple[sympy.Basic, ...]
+    pinned: dict[str, int]
     report: list[str]
 
 
@@ -93,13 +95,13 @@ def _flatten(exported: ExportedProgram, copied: ModelCopy, input_names: list[str
             assert isinstance(constant, Tensor)
             holders[node] = _add_constant(state, str(spec.target).removeprefix("model."), constant)
     drop_assertions(graph)
-    renaming, symbols, report = _name_symbols(inputs, dims, exported.range_constraints)
-    _attach_infos(graph, renaming)
-    _sizes_to_expressions(graph, renaming)
+    named = _name_symbols(inputs, dims, exported.range_constraints)
+    _attach_infos(graph, named.renaming)
+    _sizes_to_expressions(graph, named.renaming)
     _merge_ties(graph, holders)
-    assumptions = find_assumptions(size_guards(copied.fake_mode), renaming, symbols)
-    report += [f"tracing assumed that {relation}" for relation in assumptions]
-    return Flat(graph, inputs, holders, state, symbols, assumptions, report)
+    assumptions = find_assumptions(size_guards(copied.fake_mode), named.renaming, named.symbols)
+    report = [*named.report, *(f"Tracing assumed that {relation}." for relation in assumptions)]
+    return Flat(graph, inputs, holders, state, named.symbols, assumptions, named.pinned, report)
 
 
 def _add_constant(state: dict[str, State], name: str, tensor: Tensor) -> str:
@@ -110,29 +112,39 @@ def _add_constant(state: dict[str, State], name: str, tensor: Tensor) -> str:
     return name
 
 
-def _name_symbols(
-    inputs: Mapping[fx.Node, str], dims: Dims, ranges: Mapping[Any, Any]
-) -> tuple[Renaming, dict[sympy.Symbol, SymbolInfo], list[str]]:
-    """The program's symbols from the shapes that the inputs have after tracing; dims that became numbers are reported."""
-    known: dict[sympy.Symbol, sympy.Expr] = {}
-    symbols: dict[sympy.Symbol, SymbolInfo] = {}
-    report: dict[str, None] = {}
+@dataclass
+class _Named:
+    """The program's symbols, found in the shapes that the inputs have after tracing."""
+
+    renaming: Renaming
+    symbols: dict[sympy.Symbol, SymbolInfo]
+    pinned: dict[str, int]
+    report: list[str]
+
+
+def _name_symbols(inputs: Mapping[fx.Node, str], dims: Dims, ranges: Mapping[Any, Any]) -> _Named:
+    named = _Named(Renaming({}), {}, {}, [])
     for node, name in inputs.items():
         for dim, label in dims.names.get(name, {}).items():
             expr = raw(node.meta["val"].shape[dim])
             if not expr.free_symbols:
-                report[f"{meaning(label, dims.names)} ({label}) is fixed to {expr}: the model computes with its value, not only with its shape"] = None
-                continue
-            own = symbol(label)
-            if not expr.is_Symbol:
-                (inner,) = expr.free_symbols
-                known.setdefault(inner, sympy.solve(expr - own, inner)[0])
-                report[f"{meaning(label, dims.names)} ({label}) must equal {expr} for an integer {inner}"] = None
-            known.setdefault(expr if expr.is_Symbol else inner, own)
-            low, high = _range(ranges.get(expr))
-            if own not in symbols:
-                symbols[own] = SymbolInfo(meaning(label, dims.names), low, high, dims.hints[label])
-    return Renaming(known), symbols, list(report)
+                named.pinned[label] = int(expr)
+            elif symbol(label) not in named.symbols:
+                _name_symbol(named, expr, label, dims, ranges)
+            elif expr.is_Symbol:
+                named.renaming.symbols.setdefault(expr, symbol(label))
+    return named
+
+
+def _name_symbol(named: _Named, expr: sympy.Expr, label: str, dims: Dims, ranges: Mapping[Any, Any]) -> None:
+    """``expr`` is the tracer's symbol, or a multiple of it where the model needs the size to divide."""
+    own, what = symbol(label), meaning(label, dims.names)
+    (inner,) = expr.free_symbols
+    named.renaming.symbols[inner] = own if expr.is_Symbol else sympy.solve(expr - own, inner)[0]
+    if not expr.is_Symbol:
+        named.report.append(f"The {what} size ({label}) must be {expr} for an integer {inner}.")
+    low, high = _range(ranges.get(expr))
+    named.symbols[own] = SymbolInfo(what, low, high, dims.hints[label])
 
 
 def _range(found: Any) -> tuple[int, int | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -86,6 +86,14 @@ def _by_convention(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
 def exact(dims: Dims) -> Dims:
     """Trace with the example's own sizes as far as they can be told apart."""
     return replace(dims, sizes=_distinct(dims.hints, lambda hint: max(hint, 2)))
+
+
+def without(dims: Dims, labels: Iterable[str]) -> Dims:
+    """The same with some dims static, at the example's size."""
+    gone = set(labels)
+    names = {name: {dim: label for dim, label in found.items() if label not in gone} for name, found in dims.names.items()}
+    hints = {label: size for label, size in dims.hints.items() if label not in gone}
+    return Dims(names, hints, {label: size for label, size in dims.sizes.items() if label not in gone})
 
 
 def _tracing_sizes(hints: Mapping[str, int]) -> dict[str, int]:

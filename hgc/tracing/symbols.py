@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -79,6 +80,23 @@ _REWRITES: dict[Any, Callable[..., sympy.Expr]] = {
     size_functions.ToFloat: lambda a: a,
     size_functions.OpaqueUnaryFn_sqrt: sympy.sqrt,
 }
+
+
+RAW_FUNCTIONS: dict[type, Callable[..., Any]] = {
+    size_functions.FloorDiv: operator.floordiv,
+    size_functions.CleanDiv: operator.floordiv,
+    size_functions.CeilToInt: math.ceil,
+    size_functions.FloorToInt: math.floor,
+    size_functions.IntTrueDiv: operator.truediv,
+    size_functions.Mod: operator.mod,
+    size_functions.PythonMod: operator.mod,
+    size_functions.ModularIndexing: lambda a, b, c: a // b % c,
+    size_functions.Max: max,
+    size_functions.Min: min,
+    size_functions.ToFloat: float,
+    size_functions.OpaqueUnaryFn_sqrt: math.sqrt,
+}
+"""How to evaluate the tracer's own functions."""
 
 
 class SizeBuilder:

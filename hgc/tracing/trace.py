@@ -15,7 +15,7 @@ from hgc.tracing.assumptions import violated
 from hgc.tracing.calling import Caller, Loss, make_caller
 from hgc.tracing.capture import capture
 from hgc.tracing.copying import copy_structure
-from hgc.tracing.dims import Dims, DynamicSpec, choose_dims, exact
+from hgc.tracing.dims import Dims, DynamicSpec, choose_dims, exact, meaning, without
 from hgc.tracing.folding import FoldPlan, Marking, Refold
 from hgc.tracing.normalise import normalise
 from hgc.tracing.prune import prune
@@ -52,15 +52,26 @@ def trace(
     dims = choose_dims(tensors, dynamic)
     job = _Job(model, tensors, caller, name or type(model).__name__)
     try:
-        program = job.run(dims, FoldPlan(fold))
+        outcome = job.run(dims, FoldPlan(fold))
     except TraceError:
-        if dims.sizes == exact(dims).sizes:
-            raise
-        return job.run(exact(dims), FoldPlan(fold))
-    example = {symbol: max(found.hint, 2) for symbol, found in program.symbols.items()}
-    if violated(program.assumptions, example):
-        return job.run(exact(dims), FoldPlan(fold))
-    return program
+        dims = exact(dims)
+        outcome = job.run(dims, FoldPlan(fold))
+    if violated(outcome.program.assumptions, {symbol: max(found.hint, 2) for symbol, found in outcome.program.symbols.items()}):
+        dims = exact(dims)
+        outcome = job.run(dims, FoldPlan(fold))
+    wrong = [label for label, size in outcome.pinned.items() if size != dims.hints[label]]
+    if wrong:
+        outcome = job.run(without(dims, wrong), FoldPlan(fold))
+    for label in dict.fromkeys([*outcome.pinned, *wrong]):
+        what = f"{meaning(label, dims.names)} size ({label})"
+        outcome.program.report.append(f"The {what} is fixed to {dims.hints[label]}: the model computes with its value, not only with its shape.")
+    return outcome.program
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    program: Program
+    pinned: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -72,21 +83,21 @@ class _Job:
     caller: Caller
     name: str
 
-    def run(self, dims: Dims, plan: FoldPlan) -> Program:
+    def run(self, dims: Dims, plan: FoldPlan) -> _Outcome:
         """Trace, and start over without a shortcut whenever one turns out to be unsound."""
         notes = []
         while True:
             try:
-                program = self._attempt(dims, plan)
+                outcome = self._attempt(dims, plan)
             except Refold as again:
                 assert again.plan != plan
                 plan = again.plan
                 notes += [again.reason] if again.reason else []
             else:
-                program.report += notes
-                return program
+                outcome.program.report += notes
+                return outcome
 
-    def _attempt(self, dims: Dims, plan: FoldPlan) -> Program:
+    def _attempt(self, dims: Dims, plan: FoldPlan) -> _Outcome:
         copied = copy_structure(self.model)
         with adapters.prepared(copied.model, set(self.tensors)):
             marking = Marking(copied.model, plan)
@@ -95,7 +106,7 @@ class _Job:
         program = split(flat, marking, self.name)
         prune(program)
         mark_gradients(program)
-        return program
+        return _Outcome(program, flat.pinned)
 
 
 def _check_arguments(model: nn.Module, example_inputs: Mapping[str, Any]) -> None:

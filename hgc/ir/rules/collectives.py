@@ -59,6 +59,13 @@ def _parts(parts: Any) -> Any:
     return tuple(parts) if isinstance(parts, list | tuple) else parts
 
 
+def _comes_first(call: Call, dim: int) -> bool:
+    """Does this axis split the dim before the collective's does? Its parts then are those of a rank."""
+    parts = call.arguments.get("parts", 1)
+    fits = not isinstance(parts, list | tuple) or sum(parts) * call.size == call.operands[0].shape[dim]
+    return call.is_before(call["axis"]) and fits
+
+
 @rule(*COLLECTIVES)
 def passing(call: Call) -> Iterator[Case]:
     """On another axis a collective is an ordinary linear operator. A dim that it moves may be sharded by an axis before its own only."""
@@ -67,7 +74,7 @@ def passing(call: Call) -> Iterator[Case]:
     (operand,) = call.operands
     moved = () if call.target in _WITHOUT_DIM else (call["src"], call["dst"]) if call.target is ops.all_to_all else (call["dim"],)
     for dim in range(operand.rank):
-        if (dim not in moved or call.is_before(call["axis"])) and call.divides(operand.shape[dim]):
+        if (dim not in moved or _comes_first(call, dim)) and call.divides(operand.shape[dim]):
             yield call.case({0: Shard(dim)}, Shard(dim))
     found = operand.found
     if isinstance(found, Shard) and not found.is_plain and found.dim not in moved:

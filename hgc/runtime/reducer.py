@@ -91,6 +91,7 @@ class Reducer:
         for handle in self._handles:
             handle.remove()
         self._trainable, self._buckets, self._of = trainable, [], {}
+        limit = self._limit()
         open_buckets: dict[tuple[str, torch.dtype, torch.device], tuple[_Bucket, int]] = {}
         for parameter, group in reversed(self._given):
             if not parameter.requires_grad:
@@ -98,7 +99,7 @@ class Reducer:
             key = (group.name, parameter.dtype, parameter.device)
             size = parameter.numel() * parameter.element_size()
             bucket, filled = open_buckets.get(key, (None, 0))
-            if bucket is None or filled + size > self._bucket_bytes:
+            if bucket is None or filled + size > limit:
                 bucket, filled = _Bucket([], group), 0
                 self._buckets.append(bucket)
             bucket.parameters.append(parameter)
@@ -108,6 +109,11 @@ class Reducer:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             for parameter in self._of
         ]
+
+    def _limit(self) -> int:
+        """Small models get smaller buckets, because one bucket for all could start only when backward ends."""
+        total = sum(parameter.numel() * parameter.element_size() for parameter, _ in self._given)
+        return min(self._bucket_bytes, max(total // 4, 2**20))
 
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self._active:

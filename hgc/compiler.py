@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hgc.backends import graphviz, torchrun
+from hgc.backends import graphviz, parity, torchrun
 from hgc.cluster import Cluster
 from hgc.errors import PlanError
 from hgc.ir.hashing import program_hash
@@ -23,6 +24,7 @@ from hgc.passes.sharding.pad_vocabulary import PadVocabulary
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan, Strategy
+from hgc.runtime import Trainer
 from hgc.tracing import trace
 
 PlanLike = Plan | Strategy | str | Path | Callable[[Program, Cluster], Plan]
@@ -71,7 +73,12 @@ def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) ->
     check_limits(traced, plan)
     start = traced.copy()
     start.reference = traced
-    return (pipeline or default_pipeline()).apply(start, plan, lambda program, _: verify_program(program))
+    program = (pipeline or default_pipeline()).apply(start, plan, lambda program, _: verify_program(program))
+    if plan.strategy.zero == 3:
+        program.report.append(
+            "zero 3: parameters, gradients and optimizer state are sharded over dp by fully_shard when it runs, not in the graph"
+        )
+    return program
 
 
 def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster | None) -> tuple[Cluster, Plan]:
@@ -102,6 +109,12 @@ def _read(plan: PlanLike, traced: Program, cluster: Cluster | None) -> Plan:
     raise PlanError(f'plan is {type(plan).__name__}; expected "auto", a Plan, a Strategy, text such as "dp2 tp2", a path, or a function')
 
 
+def real_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What of the model's state has values."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: tensor.detach() for name, tensor in named if not tensor.is_meta}
+
+
 @dataclass(frozen=True)
 class Executable:
     """A compiled model: the distributed program, the plan it follows, and the model it equals."""
@@ -120,6 +133,22 @@ class Executable:
     def save(self, directory: str | Path, weights: bool = False) -> Path:
         """Write the executable: program.py, plan.json, graph.svg, launch.sh; whole or not at all. ``weights`` adds the model's."""
         return torchrun.save(self, Path(directory), weights=weights)
+
+    def load(self, state: Mapping[str, torch.Tensor] | None = None, **options: Any) -> Trainer:
+        """The program in this process, as one rank of a running job, for a training loop of your own.
+
+        The result has ``step(batch) -> loss``, ``parameters()``, ``state_dict()`` and more (``hgc.runtime.Trainer``, which takes ``options``).
+        ``state``: whole tensors by original name; default: the model's weights, or drawn from ``seed`` where it has none.
+        """
+        with tempfile.TemporaryDirectory(prefix="hgc-") as folder:
+            program, plan = torchrun.load_model(self.save(Path(folder) / "program"))
+            weights = state if state is not None else real_state(self.model)
+            return Trainer(program, plan, state=weights, **options)
+
+    def verify(self, **options: Any) -> parity.Report:
+        """Compare the program with the model on local processes; ``options`` as for :func:`hgc.backends.parity.verify`."""
+        with tempfile.TemporaryDirectory(prefix="hgc-") as folder:
+            return parity.verify(self.save(Path(folder) / "program"), model=self.model, **options)
 
     def draw(self, path: str | Path | None = None, open_body: str | None = None) -> Any:
         """Picture of the program (``.svg``, ``.png``, ``.pdf`` or ``.dot``); ``open_body`` opens one block."""

@@ -197,9 +197,8 @@ def _verify_call(program: Program, node: fx.Node) -> None:
 
 def _same_placement(what: str, found: Value, expected: Value) -> None:
     if not _equal(found, expected):
-        raise VerifyError(
-            f"{what} is {_text(tuple(p for _, p in found.placements))}, expected {_text(tuple(p for _, p in expected.placements))}"
-        )
+        axis = next(a for a, p in expected.placements if found.on(a) != p)
+        raise VerifyError(f"{what} is {found.on(axis)} on axis {axis!r}, expected {expected.on(axis)}")
 
 
 def _equal(a: Value, b: Value) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hgc.ir import ops
 from hgc.ir.placement import Invariant, Partial, Placement, Shard, is_whole
+from hgc.ir.rules.by_expert import is_by_expert
 
 _SLICE = 1e-3
 """Bytes a local slice counts for each byte of the tensor: enough to prefer doing nothing."""
@@ -34,7 +35,7 @@ def price(
             return 2 * ring
         return 2 * ring * (1 - _SCATTER_GAIN) if target == Shard(scatter_dim if scatter_dim is not None else -1) else math.inf
     if is_whole(target):
-        return 2 * ring if needs_gradient else ring
+        return math.inf if is_by_expert(source) else 2 * ring if needs_gradient else ring
     assert isinstance(source, Shard)
     assert isinstance(target, Shard)
     return 2 * ring / ranks if source.is_plain and target.is_plain else math.inf

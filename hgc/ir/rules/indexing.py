@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from hgc.ir.placement import Placement, Shard
+from hgc.ir.rules.by_expert import is_order, order_of, rows_of
 from hgc.ir.rules.core import PARTIAL, Call, Case, Operand, overloads, rule, strided_inputs
 
 
@@ -69,6 +70,7 @@ def index(call: Call) -> Iterator[Case]:
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return  # masks: how many elements a rank finds depends on the data
     yield call.case({x.index: PARTIAL}, PARTIAL)
+    yield from _strided_index(call, x, indices)
     addressed = [dim for dim, i in enumerate(indices) if i is not None]
     taken: list[Operand] = [indices[dim] for dim in addressed]
     shape = len(call.shape) - (x.rank - len(addressed))
@@ -85,6 +87,24 @@ def index(call: Call) -> Iterator[Case]:
                 placed[operand.index] = Shard(own)
         if placed and call.divides(call.shape[first + dim]):
             yield call.case(placed, Shard(first + dim))
+
+
+def _strided_index(call: Call, x: Operand, indices: list[Operand | None]) -> Iterator[Case]:
+    """A single strided index gives strided rows; one that counts a rank's own tokens reads what is sharded as they are."""
+    taken = [(dim, i) for dim, i in enumerate(indices) if i is not None]
+    if len(taken) != 1:
+        return
+    ((dim, operand),) = taken
+    found = operand.found
+    if not isinstance(found, Shard) or found.is_plain:
+        return
+    if not is_order(found):
+        yield call.case({operand.index: found}, Shard(dim + found.dim, found.parts))
+        return
+    for tokens in (Shard(0), x.found):
+        if dim == 0 and isinstance(tokens, Shard) and order_of(tokens) == found:
+            yield call.case({x.index: tokens, operand.index: found}, rows_of(tokens))
+            return
 
 
 @rule(*overloads("one_hot", "bucketize.Tensor"))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hgc.ir import ops
 from hgc.ir.placement import Placement, Shard
+from hgc.ir.rules.by_expert import is_order
 from hgc.ir.rules.core import PARTIAL, Call, Case, Operand, append_axis, overloads, rule, strided_inputs
 
 _SUMS = set(overloads("add.Tensor", "sub.Tensor"))
@@ -63,6 +64,8 @@ def _aligned(call: Call, dim: int) -> dict[int, Placement]:
 def strided(call: Call) -> Iterator[Case]:
     """A strided shard passes if every operand with that dim carries the same one (the ranks' rows are permuted alike)."""
     for operand, found in strided_inputs(call):
+        if is_order(found):
+            continue
         dim = found.dim + len(call.shape) - operand.rank
         own = {i: Shard(p.dim, found.parts) for i, p in _aligned(call, dim).items() if isinstance(p, Shard)}
         if own:
@@ -105,9 +108,10 @@ def _linear_in_its_tensor(call: Call) -> bool:
 @rule(ops.dropout)
 def dropout(call: Call) -> Iterator[Case]:
     """Masks differ between ranks exactly where the tensor is sharded."""
+    split = [*sharded(call), *strided(call)]
     if call.axis in call["random_axes"]:
-        yield from sharded(call)
+        yield from split
         return
     yield call.all_whole()
-    for case in sharded(call):
+    for case in split:
         yield Case(case.inputs, case.outputs, append_axis("random_axes"))

@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 
 from hgc.ir.placement import Placement, Shard
+from hgc.ir.rules.by_expert import is_by_expert
 from hgc.ir.rules.core import PARTIAL, TO_THE_END, WHOLE, Call, Case, Operand, overloads, rule, strided_inputs
 from hgc.ir.value import Size
 
@@ -124,13 +125,10 @@ def _group_cases(call: Call, operand: Operand, source: range, target: range) -> 
     heading = next((d for d in target if call.shape[d] != 1), last)
     if call.divides(operand.shape[leading]) and call.divides(call.shape[heading]):
         yield call.case({operand.index: Shard(leading)}, Shard(heading))
-    if (
-        isinstance(operand.found, Shard)
-        and not operand.found.is_plain
-        and operand.found.dim == leading
-        and operand.shape[leading] == call.shape[heading]
-    ):
-        yield call.case({operand.index: operand.found}, Shard(heading, operand.found.parts))
+    if isinstance(operand.found, Shard) and not operand.found.is_plain and operand.found.dim == leading:
+        grows = len(target) == 1 and not isinstance(operand.found.parts, tuple) and not is_by_expert(operand.found)
+        if operand.shape[leading] == call.shape[heading] or grows:  # every part takes the inner dims along
+            yield call.case({operand.index: operand.found}, Shard(heading, operand.found.parts))
     if len(target) == 1:
         yield from _merged(call, operand, source, target[0])
     if len(source) == 1:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives
+import torch.utils._pytree
 import torch.utils._sympy.functions
-from torch import Tensor
+from torch import Tensor, nn
 
 # The operators, not their Python wrappers: wrappers were renamed in 2.13, and these can be traced by torch.compile.
 _raw: Any = torch.ops._c10d_functional
@@ -88,13 +89,6 @@ def exporting_in(fake_mode: Any) -> Iterator[None]:
         yield
 
 
-def is_fake(tensor: torch.Tensor) -> bool:
-    """True for a tensor that a fake mode made."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
-
-
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     """``target.copy_(source)`` for many pairs in few kernels; the same operator that torch's own optimizers use."""
     if targets:
@@ -104,3 +98,22 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 def size_guards(fake_mode: Any) -> list[Any]:
     """The relations between sizes (sympy booleans) that tracing in this fake mode has relied on."""
     return [guard.expr for guard in fake_mode.shape_env.guards]
+
+
+def non_persistent_buffers(module: nn.Module) -> set[str]:
+    """Names of the module's own buffers that no state dict holds."""
+    return set(module._non_persistent_buffers_set)
+
+
+def forward_hooks(module: nn.Module) -> list[Any]:
+    """The functions that run before and after the module's forward."""
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+# Nested arguments to a flat list and back, with the types that libraries (transformers) registered there.
+flatten_tree: Any = torch.utils._pytree.tree_flatten
+unflatten_tree: Any = torch.utils._pytree.tree_unflatten
+
+# Targets of graph nodes: one overload of an operator; an operator that takes a graph (``no_grad`` regions of export).
+OpOverload: Any = torch._ops.OpOverload
+HigherOrderOperator: Any = torch._ops.HigherOrderOperator

@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import fx
 
+from hgc._torch_compat import OpOverload
 from hgc.ir.program import Program, State
 from hgc.ir.value import Info, Value, info
 
@@ -54,7 +55,7 @@ def _graph_lines(graph: fx.Graph, module_name: Callable[[fx.Node], str], with_pa
 
 def target_name(target: Any) -> str:
     """The full name of what a node calls, without addresses."""
-    if isinstance(target, str | torch._ops.OpOverload):
+    if isinstance(target, str | OpOverload):
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
 from torch import Tensor
 
 from hgc.errors import HgcError
-from hgc.ir.program import Program
 from hgc.ir.value import value
+
+if TYPE_CHECKING:
+    from hgc.ir.program import Program
 
 Functions = Mapping[type, Callable[..., Any]]
 
@@ -71,7 +72,9 @@ def input_sizes(program: Program, inputs: Mapping[str, Tensor]) -> dict[sympy.Sy
             if wanted.is_Symbol:
                 wanted = sympy.Integer(sizes.setdefault(wanted, size))
             if wanted.is_Integer and wanted != size:
-                raise HgcError(f"Input {name!r} has size {size} in dim {dim} where {_text(expected)} and the other inputs ask for {wanted}.")
+                raise HgcError(
+                    f"Input {name!r} has size {size} in dim {dim} where {_text(expected)} and the other inputs ask for {wanted}."
+                )
     _check_assumptions(program, sizes)
     return sizes
 
@@ -81,7 +84,9 @@ def _check_assumptions(program: Program, sizes: Mapping[sympy.Symbol, int]) -> N
         found = program.symbols.get(symbol)
         if found is not None and not (found.low <= size and (found.high is None or size <= found.high)):
             limit = f"at least {found.low}" if found.high is None else f"{found.low} to {found.high}"
-            raise HgcError(f"The {found.meaning} size {symbol} is {size}, the model was traced for {limit}; trace it again with such inputs.")
+            raise HgcError(
+                f"The {found.meaning} size {symbol} is {size}, the model was traced for {limit}; trace it again with such inputs."
+            )
     for relation in program.assumptions:
         if relation.free_symbols <= set(sizes) and not evaluate(relation, sizes):
             given = ", ".join(f"{symbol} = {sizes[symbol]}" for symbol in sorted(relation.free_symbols, key=str))

@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import fx
 
+from hgc._torch_compat import OpOverload
 from hgc.ir.program import Block, Program
 from hgc.ir.value import Info, Value, info
 
@@ -19,8 +20,8 @@ _ROOT_STATE = ("parameter", "buffer")
 def format_program(program: Program, expand: str | None = None) -> str:
     """Readable text: inputs, blocks in order with runs of equal blocks collapsed, then each body once.
 
-    ``expand`` names one body to print alone. Shapes are symbolic and global; after lowering each value also shows what one rank holds and its placement
-    on each mesh axis, and collectives are marked with ``>>``.
+    ``expand`` names one body to print alone. Shapes are symbolic and global; after lowering each value also shows what one rank
+    holds and its placement on each mesh axis, and collectives are marked with ``>>``.
     """
     if expand is not None:
         return "\n".join(_body_lines(program, expand))
@@ -134,7 +135,7 @@ def _described(found: Info, mesh: dict[str, int]) -> str:
 
 def operator_label(node: fx.Node) -> str:
     """``linear``, ``attention``, ``*``: an operator without namespaces and overloads."""
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return str(node.target._schema.name).rpartition("::")[2]
     return str(getattr(node.target, "__name__", node.target))
 

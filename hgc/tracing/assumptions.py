@@ -6,18 +6,20 @@ from collections.abc import Iterable, Mapping
 
 import sympy
 
-from hgc.ir.program import SymbolInfo
 from hgc.ir.input_sizes import evaluate
+from hgc.ir.program import SymbolInfo
 from hgc.tracing.symbols import RAW_FUNCTIONS, Renaming
 
 _SAMPLES = 32
 
 
-def find_assumptions(guards: Iterable[sympy.Basic], renaming: Renaming, symbols: Mapping[sympy.Symbol, SymbolInfo]) -> tuple[sympy.Basic, ...]:
+def find_assumptions(
+    guards: Iterable[sympy.Basic], renaming: Renaming, symbols: Mapping[sympy.Symbol, SymbolInfo]
+) -> tuple[sympy.Basic, ...]:
     """The strongest guards that some legal sizes violate, in the program's symbols.
 
-    Most guards of a trace hold for all sizes (``8 * (s // 8) <= s``), which sympy cannot prove; those that hold for every one of a spread of sizes
-    are taken as true, and those that hold wherever a stronger one holds are left out.
+    Most guards of a trace hold for all sizes (``8 * (s // 8) <= s``), which sympy cannot prove; those that hold for every one of
+    a spread of sizes are taken as true, and those that hold wherever a stronger one holds are left out.
     """
     samples = _samples(symbols)
     true_in: dict[sympy.Basic, frozenset[int]] = {}

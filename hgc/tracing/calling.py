@@ -79,7 +79,8 @@ def _own_loss(output: Any) -> Any:
 def _scalar(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor):
         raise TraceError(
-            f"The model returned {_describe(loss)} and no loss; include the labels in example_inputs, or pass loss=lambda output, batch: ..."
+            f"The model returned {_describe(loss)} and no loss; include the labels in example_inputs, "
+            "or pass loss=lambda output, batch: ..."
         )
     if loss.dim() != 0 or not loss.is_floating_point():
         raise TraceError(

@@ -31,9 +31,9 @@ Loss = Callable[[Any, dict[str, Any]], Tensor]
 class Flat:
     """The whole model as one graph of operators.
 
-    Placeholders are the inputs and the state; ``inputs`` and ``holders`` map them to input and state names. Every node has an ``Info``, and size
-    arguments are sympy expressions (no node computes a size), which the split into blocks turns into nodes of each body. ``pinned`` are the names of
-    dims that became numbers.
+    Placeholders are the inputs and the state; ``inputs`` and ``holders`` map them to input and state names. Every node has an
+    ``Info``, and size arguments are sympy expressions (no node computes a size), which the split into blocks turns into nodes of
+    each body. ``pinned`` are the names of dims that became numbers.
     """
 
     graph: fx.Graph
@@ -60,7 +60,7 @@ class Entry(nn.Module):
         for name, dims in self.dims.names.items():
             for dim, symbol_name in dims.items():
                 size = batch[name].shape[dim]
-                torch._check(size == first.setdefault(symbol_name, size))
+                torch._check(size == first.setdefault(symbol_name, size))  # type: ignore[no-untyped-call]
         return self.caller(self.model, batch)
 
 
@@ -202,7 +202,9 @@ def _sizes_to_expressions(graph: fx.Graph, renaming: Renaming) -> None:
         node.args = fx.map_arg(node.args, expression)
         node.kwargs = fx.map_arg(node.kwargs, expression)
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+        if node.op == "call_function" and isinstance(
+            node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
+        ):
             graph.erase_node(node)
 
 

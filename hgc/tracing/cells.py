@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hgc._torch_compat import forward_hooks
+
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.Size)
 
@@ -18,8 +20,8 @@ _SCALARS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.Size)
 class Cell:
     """A module that may become a block.
 
-    ``container`` is the path of the module that holds it and its siblings; ``listed`` tells a member of a ``ModuleList`` (``Sequential``, ``ModuleDict``)
-    from an attribute; ``structure`` is equal for modules with the same classes and the same parameters.
+    ``container`` is the path of the module that holds it and its siblings; ``listed`` tells a member of a ``ModuleList``
+    (``Sequential``, ``ModuleDict``) from an attribute; ``structure`` is equal for modules with the same classes and parameters.
     """
 
     path: str
@@ -37,8 +39,9 @@ class Cell:
 def find_cells(model: nn.Module, opened: frozenset[str] = frozenset()) -> list[Cell]:
     """Blocks by structure; never one inside another.
 
-    The members of a list of modules are blocks if some of them are alike. A list of unlike members, or plain attributes that are alike (two towers), are
-    blocks only if nothing inside them repeats. Containers in ``opened`` turned out to hold no chain: look inside their members.
+    The members of a list of modules are blocks if some of them are alike. A list of unlike members, or plain attributes that
+    are alike (two towers), are blocks only if nothing inside them repeats. Containers in ``opened`` turned out to hold no chain:
+    look inside their members.
     """
     return _Finder(opened).inside(model, "")
 
@@ -99,7 +102,7 @@ def fold_groups(cells: list[Cell]) -> list[FoldGroup]:
     by_structure: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         by_structure[cell.container, cell.structure].append(cell)
-    groups = []
+    groups: list[FoldGroup] = []
     for (container, _), alike in by_structure.items():
         attributes = [_attributes(cell.module) for cell in alike]
         numbering = frozenset(key for key in attributes[0] if _numbers_instances([found.get(key) for found in attributes]))
@@ -118,9 +121,8 @@ def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
         for name, value in vars(inner).items():
             if not name.startswith("_") or not isinstance(value, dict | set):
                 found[path, name] = value
-        for hooks in (inner._forward_hooks, inner._forward_pre_hooks):
-            for hook in hooks.values():
-                found[path, f"hook {id(hook)}"] = hook
+        for hook in forward_hooks(inner):
+            found[path, f"hook {id(hook)}"] = hook
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hgc._torch_compat import fake_tensor_mode
+from hgc._torch_compat import fake_tensor_mode, non_persistent_buffers
 from hgc.errors import TraceError
 from hgc.ir.program import State
 from hgc.ir.value import Value
@@ -44,9 +44,7 @@ def copy_structure(model: nn.Module) -> ModelCopy:
     try:
         duplicate = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError) as error:
-        raise TraceError(
-            f"The model cannot be copied for tracing ({error}); keep such objects out of the modules' attributes."
-        ) from error
+        raise TraceError(f"The model cannot be copied for tracing ({error}); keep such objects out of the modules' attributes.") from error
     return ModelCopy(duplicate, fake_mode, state)
 
 
@@ -83,7 +81,7 @@ def _non_persistent(model: nn.Module) -> set[str]:
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules(remove_duplicate=False)
-        for name in module._non_persistent_buffers_set
+        for name in non_persistent_buffers(module)
     }
 
 
@@ -121,7 +119,7 @@ def empty_weights() -> Iterator[None]:
             param = nn.Parameter(param.detach().to("meta"), param.requires_grad)
         register(module, name, param)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
     try:
         with _UninitialisedOnMeta():
             yield

@@ -97,7 +97,7 @@ def without(dims: Dims, labels: Iterable[str]) -> Dims:
 
 
 def _tracing_sizes(hints: Mapping[str, int]) -> dict[str, int]:
-    """Odd sizes near the example's: export pins a dim of size 1, equal sizes hide which dim is meant, and even ones satisfy tests by chance."""
+    """Odd sizes near the example's: export pins a dim of size 1, equal sizes hide which dim is meant, even ones divide by chance."""
     return _distinct(hints, lambda hint: hint if hint % 2 and hint > 1 else max(hint - 1, 3))
 
 

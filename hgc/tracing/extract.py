@@ -91,9 +91,11 @@ def _translate(argument: Any, value: Callable[[fx.Node], fx.Node], sizes: SizeBu
     if isinstance(argument, sympy.Expr):
         return sizes(argument)
     if isinstance(argument, list | tuple):
-        return type(argument)(_translate(a, value, sizes) for a in argument) if type(argument) in (list, tuple) else [
-            _translate(a, value, sizes) for a in argument
-        ]
+        return (
+            type(argument)(_translate(a, value, sizes) for a in argument)
+            if type(argument) in (list, tuple)
+            else [_translate(a, value, sizes) for a in argument]
+        )
     if isinstance(argument, dict):
         return {key: _translate(a, value, sizes) for key, a in argument.items()}
     if isinstance(argument, slice):

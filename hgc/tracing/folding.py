@@ -1,9 +1,9 @@
 """Mark the calls of blocks in the captured graph, and trace equal blocks only twice.
 
-``forward`` of each candidate is wrapped, on the copy only. A traced call stands between ``hgc::enter`` and ``hgc::exit``; once two calls of a
-group were traced, further calls with the same kind of arguments become one ``hgc::call`` node each. That is sound if the two
-traced bodies are equal, if nothing leaves a body but its outputs, and if no forward reads the number that tells it from its siblings; all
-three are checked, and :class:`Refold` starts over without the shortcut if one fails.
+``forward`` of each candidate is wrapped, on the copy only. A traced call stands between ``hgc::enter`` and ``hgc::exit``; once
+two calls of a group were traced, further calls with the same kind of arguments become one ``hgc::call`` node each. That is sound
+if the two traced bodies are equal, if nothing leaves a body but its outputs, and if no forward reads the number that tells it from
+its siblings; all three are checked, and :class:`Refold` starts over without the shortcut if one fails.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from hgc._torch_compat import flatten_tree, unflatten_tree
 from hgc.tracing.cells import Cell, FoldGroup, find_cells, fold_groups
 
 _TRACED = 2
@@ -73,6 +73,7 @@ class Marking:
     def __init__(self, model: nn.Module, plan: FoldPlan) -> None:
         self.plan = plan
         self.calls: list[CallRecord] = []
+        self.classes = {path: type(module).__name__ for path, module in model.named_modules()}
         self.read_index: set[str] = set()
         self._templates: dict[tuple[str, str], _Template] = {}
         for group in fold_groups(find_cells(model, plan.opened)):
@@ -91,9 +92,15 @@ class Marking:
         vars(cell.module)["forward"] = forward
 
     def _call(
-        self, group: str, cell: Cell, original: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        group: str,
+        cell: Cell,
+        original: Callable[..., Any],
+        signature: inspect.Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = flatten_tree((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         region = len(self.calls)
         record = CallRecord(cell, group, _argument_names(signature, args, kwargs), True)
@@ -105,8 +112,8 @@ class Marking:
             return _restore(template.outputs, template.spec, torch.ops.hgc.call(region, tensors, like))
         inside = iter(torch.ops.hgc.enter(region, tensors))
         leaves = [next(inside) if isinstance(x, Tensor) else x for x in leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        outputs, output_spec = pytree.tree_flatten(original(*args, **kwargs))
+        args, kwargs = unflatten_tree(leaves, spec)
+        outputs, output_spec = flatten_tree(original(*args, **kwargs))
         marked = torch.ops.hgc.exit(region, [x for x in outputs if isinstance(x, Tensor)])
         if not template.traced:
             tensors = iter(marked)
@@ -140,7 +147,7 @@ def _watched(base: type[nn.Module], names: list[str], on_read: Callable[[], None
 
 def _restore(outputs: list[Any], spec: Any, tensors: list[Tensor]) -> Any:
     new = iter(tensors)
-    return pytree.tree_unflatten([next(new) if isinstance(x, Tensor) else x for x in outputs], spec)
+    return unflatten_tree([next(new) if isinstance(x, Tensor) else x for x in outputs], spec)
 
 
 def _kind_of_call(leaves: list[Any], spec: Any) -> str:
@@ -156,4 +163,4 @@ def _argument_names(signature: inspect.Signature, args: tuple[Any, ...], kwargs:
     """The parameter that each tensor among the flattened arguments belongs to."""
     positional = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     named = [*zip([*positional, *["x"] * len(args)], args, strict=False), *kwargs.items()]
-    return [name for name, value in named for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [name for name, value in named for leaf in flatten_tree(value)[0] if isinstance(leaf, Tensor)]

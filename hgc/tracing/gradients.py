@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from hgc.ir.program import BODIES, Program
-from hgc.ir.value import Value, info, set_info
+from hgc.ir.value import Value, info, set_info, value
 from hgc.tracing.normalise.edit import base
 from hgc.tracing.normalise.inline import NO_GRAD
 
@@ -25,7 +25,11 @@ def mark_gradients(program: Program) -> None:
                 _through_block(program.body(str(node.target).removeprefix(BODIES)), node)
             elif node.op == "call_function":
                 source, index = node.args
-                _mark(node, [info(source).value[index].requires_grad])
+                assert isinstance(source, fx.Node)
+                values = info(source).value
+                assert isinstance(values, tuple)
+                assert isinstance(index, int)
+                _mark(node, [values[index].requires_grad])
 
 
 def _through_block(body: fx.GraphModule, call: fx.Node) -> None:
@@ -36,7 +40,7 @@ def _through_block(body: fx.GraphModule, call: fx.Node) -> None:
             stops = base(node) in _STOPS or base(node) in _STOPS_SIGN or node.meta.get(NO_GRAD, False)
             _mark(node, [] if stops else [_needs(x) for x in node.all_input_nodes])
     (output,) = (n for n in body.graph.nodes if n.op == "output")
-    values = tuple(info(x).value for x in output.args[0])
+    values = tuple(value(x) for x in output.args[0])
     set_info(call, replace(info(call), value=values))
 
 
@@ -56,8 +60,8 @@ def _mark(node: fx.Node, sources: Iterable[bool]) -> None:
     needed = any(sources)
     found = info(node)
 
-    def mark(value: Value) -> Value:
-        return replace(value, requires_grad=needed and _differentiable(value.dtype))
+    def mark(old: Value) -> Value:
+        return replace(old, requires_grad=needed and _differentiable(old.dtype))
 
     if isinstance(found.value, tuple):
         set_info(node, replace(found, value=tuple(map(mark, found.value))))

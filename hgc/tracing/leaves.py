@@ -95,7 +95,7 @@ def enter(region: int, xs: list[Tensor]) -> list[Tensor]:
 
 
 @torch.library.custom_op("hgc::exit", mutates_args=())
-def exit(region: int, xs: list[Tensor]) -> list[Tensor]:  # noqa: A001
+def exit(region: int, xs: list[Tensor]) -> list[Tensor]:
     """The tensors that a module call returns."""
     _never_runs("hgc::exit")
 

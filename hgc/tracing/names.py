@@ -71,31 +71,13 @@ def _trigonometric(node: fx.Node) -> str:
 
 def operator_name(node: fx.Node) -> str:
     """The last part of the module path for layers that hold weights, else the operator."""
-    leaf = info(node).path.rpartition(".")[2]
     if node.target is operator.getitem:
         source, index = node.args
-        return f"{operator_name(source)}_{index}"  # type: ignore[arg-type]
+        assert isinstance(source, fx.Node)
+        return f"{operator_name(source)}_{index}"
+    leaf = info(node).path.rpartition(".")[2]
     if base(node) in _WEIGHTY and leaf and not leaf.isdigit():
         return identifier(leaf)
     if base(node):
         return identifier(base(node).rpartition("::")[2].strip("_"))
     return identifier(getattr(node.target, "__name__", node.name))
-
-
-def glue_name(nodes: list[fx.Node], is_first: bool, is_last: bool, tower: str) -> str:
-    """A name for what stands between blocks, from the operators and module paths inside it."""
-    prefix = class_name(tower) if tower else ""
-    paths = [info(node).path for node in nodes if info(node).path]
-    operators = {base(node) for node in nodes}
-    if is_last:
-        return "Head"
-    if "aten::embedding" in operators or any("embed" in path.rpartition(".")[2] or "embed" in path for path in paths):
-        return f"{prefix}Embeddings"
-    if is_first:
-        return f"{prefix}Stem" if any(name.startswith("aten::conv") for name in operators) else f"{prefix}Inputs"
-    leaves = [path.rpartition(".")[2] for path in paths]
-    norms = [leaf for leaf in leaves if "norm" in leaf or leaf.startswith("ln")]
-    if norms:
-        return f"{prefix}Norm"
-    words = [leaf for leaf in leaves if leaf and not leaf.isdigit()]
-    return f"{prefix}{class_name(words[-1])}" if words else f"{prefix}Glue"

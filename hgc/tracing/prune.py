@@ -55,7 +55,9 @@ def _shrink(program: Program, name: str) -> bool:
 def _renumber(call: fx.Node, new_index: dict[int, int]) -> None:
     for user in list(call.users):
         assert user.target is operator.getitem
-        user.args = (call, new_index[user.args[1]])
+        old = user.args[1]
+        assert isinstance(old, int)
+        user.args = (call, new_index[old])
     values = info(call).value
     assert isinstance(values, tuple)
     set_info(call, replace(info(call), value=tuple(values[old] for old in new_index)))

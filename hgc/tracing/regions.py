@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ def read_regions(graph: fx.Graph, marking: Marking) -> list[Region | Glue]:
 
 
 def _reads_marker(node: fx.Node) -> bool:
-    return node.target is operator.getitem and node.args[0].target in (ENTER, EXIT, CALL)  # type: ignore[union-attr]
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, fx.Node) and source.target in (ENTER, EXIT, CALL)
 
 
 def check_chains(graph: fx.Graph, items: list[Region | Glue], plan: FoldPlan) -> None:
@@ -72,7 +74,7 @@ def check_chains(graph: fx.Graph, items: list[Region | Glue], plan: FoldPlan) ->
         containers[cell.container, cell.listed].append(number)
     upstream = _upstream(graph, regions)
     for (container, _), numbers in containers.items():
-        if len(numbers) < 2 or any(upstream[later] >> earlier & 1 for earlier, later in zip(numbers, numbers[1:], strict=False)):
+        if len(numbers) < 2 or any(upstream[later] >> earlier & 1 for earlier, later in itertools.pairwise(numbers)):
             continue
         raise opening(plan, container)
 
@@ -109,7 +111,9 @@ def check_folded(items: list[Region | Glue], marking: Marking) -> None:
     """Raise ``Refold`` for a group that was folded although a value leaves a body by another way than its outputs."""
     folded = {item.record.group for item in items if isinstance(item, Region) and not item.record.traced}
     for group in sorted(folded & marking.read_index):
-        raise without_folding(marking.plan, group, f"{_what(items, group)} were traced one by one: they read the number that tells them apart.")
+        raise without_folding(
+            marking.plan, group, f"{_what(items, group)} were traced one by one: they read the number that tells them apart."
+        )
     for item in items:
         if isinstance(item, Region) and item.record.traced and item.record.group in folded:
             leaving = escapes(item)

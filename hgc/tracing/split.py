@@ -13,7 +13,8 @@ from hgc.ir.value import Info, Value, info, set_info
 from hgc.tracing.capture import Flat, output_of
 from hgc.tracing.extract import Cut, cut, relative_name
 from hgc.tracing.folding import Marking, without_folding
-from hgc.tracing.names import Namer, activation_name, class_name, glue_name
+from hgc.tracing.glue import GlueNames
+from hgc.tracing.names import Namer, activation_name, class_name
 from hgc.tracing.regions import Glue, Region, check_chains, check_folded, escapes, read_regions
 
 
@@ -68,7 +69,9 @@ class _Builder:
         outputs.update(dict.fromkeys(escapes(region)))
         found = self._cut(region.nodes, wanted, list(outputs), cell.path)
         body = self._share(found, class_name(cell.kind))
-        self._call(body, found, [self.values[node] for node in found.activations], [self.flat.holders[node] for node in found.state], cell.path)
+        self._call(
+            body, found, [self.values[node] for node in found.activations], [self.flat.holders[node] for node in found.state], cell.path
+        )
         for index, node in region.outputs.items():
             returned = region.returned[index]
             self.values[node] = self.values[returned] if returned in self.values else self._state(self.flat.holders[returned])
@@ -102,7 +105,8 @@ class _Builder:
             captured = [[x for x in twin.cut.activations if x not in twin.region.parameters.values()] for twin in (first, other)]
             if first.body != other.body or captured[0] != captured[1]:
                 kind = region.record.cell.kind
-                reason = f"The blocks {kind} in {region.record.cell.container or 'the model'} were traced one by one: they look alike and compute differently."
+                where = region.record.cell.container or "the model"
+                reason = f"The blocks {kind} in {where} were traced one by one: they look alike and compute differently."
                 raise without_folding(self.marking.plan, region.record.group, reason)
 
     def _cut(self, nodes: Glue, wanted: dict[fx.Node, str], outputs: list[fx.Node], path: str) -> Cut:
@@ -150,12 +154,14 @@ def split(flat: Flat, marking: Marking, name: str) -> Program:
     check_chains(flat.graph, items, marking.plan)
     check_folded(items, marking)
     builder = _Builder(flat, marking)
-    last = len(items) - 1
-    for position, item in enumerate(items):
+    cells = [item.record.cell for item in items if isinstance(item, Region)]
+    glue = GlueNames([cell.path for cell in cells], [cell.container for cell in cells], marking.classes)
+    for item in items:
         if isinstance(item, Region):
             (builder.traced if item.record.traced else builder.folded)(item)
-        else:
-            builder.glue(item, glue_name(item, position == 0, position == last, ""))
+            continue
+        for piece in glue.pieces(item):
+            builder.glue(piece, glue.name(piece, is_first=not builder.bodies, is_last=builder.output in piece))
     builder.root.output(builder.values[builder.output])
     used = {name: entry for name, entry in flat.state.items() if name in builder.held or entry.kind != "constant"}
     root = new_root(builder.root, used, builder.bodies)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
 from typing import Any
 
 import sympy
@@ -141,14 +140,18 @@ class SizeBuilder:
             return self._node(operator.floordiv, (self(over), self(under)), expr)
         if isinstance(expr, sympy.ceiling):
             over, under = sympy.fraction(sympy.together(expr.args[0]))
-            return self(-sympy.floor(-over / under)) if under == 1 else self._ceiling(over, under, expr)
+            return self._node(operator.floordiv, (self(over + under - 1), self(under)), expr)
         if isinstance(expr, sympy.Mod):
             return self._node(operator.mod, tuple(self(a) for a in expr.args), expr)
         if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
             return self._node(operator.mul, (self(expr.base), self(expr.base ** (expr.exp - 1))), expr)
         if isinstance(expr, sympy.Max | sympy.Min):
             function = torch.sym_max if isinstance(expr, sympy.Max) else torch.sym_min
-            return reduce(lambda a, b: self._node(function, (a, b), expr), [self(a) for a in expr.args])  # type: ignore[return-value, arg-type]
+            first, *rest = (self(a) for a in expr.args)
+            for other in rest:
+                first = self._node(function, (first, other), expr)
+            assert isinstance(first, fx.Node)
+            return first
         raise TraceError(
             f"The model computes the size {expr}, which hgc cannot rebuild from tensor shapes; "
             "pass dynamic={} to trace with the example's sizes only."
@@ -156,9 +159,6 @@ class SizeBuilder:
 
     def _has_all_symbols(self, expr: Size) -> bool:
         return all(self._source(s) is not None for s in expr.free_symbols)
-
-    def _ceiling(self, over: Size, under: Size, expr: Size) -> fx.Node:
-        return self._node(operator.floordiv, (self(over + under - 1), self(under)), expr)
 
     def _arithmetic(self, expr: sympy.Add | sympy.Mul) -> fx.Node:
         """``a + b - c`` and ``a * b // c``: integer operators only, because sizes are integers."""

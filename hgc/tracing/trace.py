@@ -17,10 +17,11 @@ from hgc.tracing.capture import capture
 from hgc.tracing.copying import copy_structure
 from hgc.tracing.dims import Dims, DynamicSpec, choose_dims, exact, meaning, without
 from hgc.tracing.folding import FoldPlan, Marking, Refold
+from hgc.tracing.gradients import mark_gradients
 from hgc.tracing.normalise import normalise
 from hgc.tracing.prune import prune
-from hgc.tracing.gradients import mark_gradients
 from hgc.tracing.split import split
+
 
 def trace(
     model: nn.Module,
@@ -34,11 +35,15 @@ def trace(
     """Capture ``model`` and its loss as a :class:`Program`; nothing is executed and the model is not changed.
 
     Args:
-        model: real, or with parameters on the meta device (:func:`hgc.tracing.empty_weights`); in training or evaluation mode as it stands.
-        example_inputs: the arguments of ``model.forward`` by name. Only the shapes and types of tensors matter; other values are constants of the program.
-        loss: ``loss(output, batch) -> scalar tensor`` for models that return no loss themselves; inputs that only the loss needs belong into ``example_inputs``.
-        dynamic: ``{input: {dim: name}}``, dims of equal name are equal. By default dim 0 of every tensor is the batch ``b``, and dim 1 of two-dimensional
-            integer tensors the sequence ``s`` (``t``, ``u``, ... for other sizes). ``{}`` traces the example's sizes only.
+        model: real, or with parameters on the meta device (:func:`hgc.tracing.empty_weights`); in training or evaluation mode as
+            it stands.
+        example_inputs: the arguments of ``model.forward`` by name. Only the shapes and types of tensors matter; other values are
+            constants of the program.
+        loss: ``loss(output, batch) -> scalar tensor`` for models that return no loss themselves; inputs that only the loss needs
+            belong into ``example_inputs`` too.
+        dynamic: ``{input: {dim: name}}``, dims of equal name are equal. By default dim 0 of every tensor is the batch ``b``, and
+            dim 1 of two-dimensional integer tensors the sequence ``s`` (``t``, ``u``, ... for other sizes). ``{}`` traces the
+            example's sizes only.
         fold: trace equal blocks twice and repeat the result; turn off to compare.
         name: the program's name, by default the model's class.
 
@@ -64,7 +69,9 @@ def trace(
         outcome = job.run(without(dims, wrong), FoldPlan(fold))
     for label in dict.fromkeys([*outcome.pinned, *wrong]):
         what = f"{meaning(label, dims.names)} size ({label})"
-        outcome.program.report.append(f"The {what} is fixed to {dims.hints[label]}: the model computes with its value, not only with its shape.")
+        outcome.program.report.append(
+            f"The {what} is fixed to {dims.hints[label]}: the model computes with its value, not only with its shape."
+        )
     return outcome.program
 
 
@@ -90,7 +97,6 @@ class _Job:
             try:
                 outcome = self._attempt(dims, plan)
             except Refold as again:
-                assert again.plan != plan
                 plan = again.plan
                 notes += [again.reason] if again.reason else []
             else:
@@ -114,4 +120,3 @@ def _check_arguments(model: nn.Module, example_inputs: Mapping[str, Any]) -> Non
         raise TraceError(f"The model is a {type(model).__name__}, expected a torch.nn.Module; pass the module itself.")
     if not isinstance(example_inputs, Mapping):
         raise TraceError(f"example_inputs is a {type(example_inputs).__name__}, expected a dict of tensors by argument name.")
-

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hgc.tools.bench import zoo_modules as own
 from torch import Tensor, nn
+
+from hgc.tools.bench import zoo_modules as own
 
 Batch = dict[str, Any]
 Loss = Callable[[Any, dict[str, Any]], Tensor]

@@ -44,7 +44,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor, transposed: bo
     if rows.is_cuda and rows.dtype == torch.bfloat16:
         return F.grouped_mm(rows, weight if transposed else weight.transpose(1, 2), offs=offsets)
     ends = offsets.tolist()
-    groups = rows.split([end - start for start, end in zip([0, *ends], ends, strict=False)])
+    groups = torch.split(rows, [end - start for start, end in zip([0, *ends], ends, strict=False)])
     matrices = weight.transpose(1, 2).unbind() if transposed else weight.unbind()
     return torch.cat([F.linear(group, matrix) for group, matrix in zip(groups, matrices, strict=True)])
 
@@ -60,7 +60,7 @@ def moe_combine(rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     Returns [T, H]: ``sum_k weights[t, k] * result of the k-th choice of token t``, in ``rows``' dtype.
     """
     tokens, choices = weights.shape
-    chosen = _Permute.apply(rows, order).view(tokens, choices, -1)  # type: ignore[no-untyped-call]
+    chosen: Tensor = _Permute.apply(rows, order).view(tokens, choices, -1)  # type: ignore[no-untyped-call]
     return (chosen * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
 
 

@@ -68,12 +68,16 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     outer = _expert_linear(module, "down_proj", inner, offsets, expert_of_row)
     if module.has_post_expert_norm:
         outer = module.post_expert_norm(outer)
-    return torch.ops.hgc.moe_combine(outer, order, top_k_weights)
+    result: Tensor = torch.ops.hgc.moe_combine(outer, order, top_k_weights)
+    return result
 
 
 def _expert_linear(module: Any, name: str, rows: Tensor, offsets: Tensor, expert_of_row: Tensor | None) -> Tensor:
-    product = torch.ops.hgc.grouped_linear(rows, getattr(module, name), offsets, bool(module.is_transposed))
-    return product if expert_of_row is None else product + getattr(module, f"{name}_bias")[expert_of_row]
+    product: Tensor = torch.ops.hgc.grouped_linear(rows, getattr(module, name), offsets, bool(module.is_transposed))
+    if expert_of_row is None:
+        return product
+    bias: Tensor = getattr(module, f"{name}_bias")
+    return product + bias[expert_of_row]
 
 
 def attention_forward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,7 @@ def _switch_experts(module: nn.Module) -> None:
 
 def switch_experts_forward(module: nn.Module, hidden_states: Tensor, selected_experts: Tensor, routing_weights: Tensor) -> Tensor:
     """``hidden_states`` [T, H], one-hot ``selected_experts`` [T, 1, E] (all zero for a token over capacity), ``routing_weights`` [T, 1]."""
-    experts = [expert for _, expert in sorted(module.named_children(), key=lambda item: int(item[0].rpartition("_")[2]))]
+    experts: list[Any] = [expert for _, expert in sorted(module.named_children(), key=lambda item: int(item[0].rpartition("_")[2]))]
     chosen = selected_experts.argmax(-1)
     kept = selected_experts.sum(-1).to(routing_weights.dtype)
     rows, offsets, order = torch.ops.hgc.moe_dispatch(hidden_states, chosen, len(experts))
@@ -72,4 +73,5 @@ def switch_experts_forward(module: nn.Module, hidden_states: Tensor, selected_ex
     inner = torch.ops.hgc.grouped_linear(rows, torch.stack([e.wi.weight for e in experts]), offsets, False)
     inner = first.dropout(first.act(inner))
     outer = torch.ops.hgc.grouped_linear(inner, torch.stack([e.wo.weight for e in experts]), offsets, False)
-    return torch.ops.hgc.moe_combine(outer, order, routing_weights * kept)
+    result: Tensor = torch.ops.hgc.moe_combine(outer, order, routing_weights * kept)
+    return result

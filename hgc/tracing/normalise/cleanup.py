@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from torch import fx
 
 from hgc.tracing.leaves import CALL, ENTER, EXIT
@@ -54,7 +53,6 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
     return source if same else None
 
 
-
 def _is_one(x: Any) -> bool:
     return isinstance(x, int | float) and x == 1
 
@@ -65,5 +63,3 @@ def simplify(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and node.target not in markers:
             graph.erase_node(node)
-
-

@@ -46,7 +46,9 @@ def retarget(node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[
     node.kwargs = dict(kwargs or {})
 
 
-def insert(before: fx.Node, target: Any, args: tuple[Any, ...], value: Value | tuple[Value, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
+def insert(
+    before: fx.Node, target: Any, args: tuple[Any, ...], value: Value | tuple[Value, ...], kwargs: Mapping[str, Any] | None = None
+) -> fx.Node:
     """A new node in front of ``before`` that belongs where ``before`` does."""
     graph = before.graph
     with graph.inserting_before(before):

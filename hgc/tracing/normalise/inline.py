@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from hgc._torch_compat import HigherOrderOperator
 from hgc.errors import TraceError
 
 NO_GRAD = "hgc_no_grad"
@@ -17,7 +18,7 @@ def inline_regions(module: fx.GraphModule) -> None:
     """Inline all higher-order operators whose body is a subgraph, innermost first; nodes under ``no_grad`` are marked."""
     for node in list(module.graph.nodes):
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator):
             _inline(module, node, name)
 
 

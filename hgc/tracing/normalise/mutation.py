@@ -137,7 +137,7 @@ def _functional(node: fx.Node) -> fx.Node:
     name = base(node)
     if before is None or not name.endswith("_") or name in _CHANGES_SHAPE:
         raise _unknown(node)
-    source, *rest = node.args
+    _source, *rest = node.args
     if name == "aten::copy_":
         new = _copied(node, rest[0], before)
     elif name in ("aten::zero_", "aten::fill_"):

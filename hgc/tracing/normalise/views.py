@@ -17,11 +17,30 @@ from hgc.tracing.normalise.edit import argument, aten, base, insert, sizes_of, t
 
 _SAME_SHAPE = frozenset({"aten::alias", "aten::detach"})
 _RESHAPES = frozenset(
-    {"aten::view", "aten::reshape", "aten::flatten", "aten::unflatten", "aten::squeeze", "aten::unsqueeze", "aten::view_as", "aten::_unsafe_view"}
+    {
+        "aten::view",
+        "aten::reshape",
+        "aten::flatten",
+        "aten::unflatten",
+        "aten::squeeze",
+        "aten::unsqueeze",
+        "aten::view_as",
+        "aten::_unsafe_view",
+    }
 )
 _PIECES = frozenset({"aten::split", "aten::chunk", "aten::split_with_sizes", "aten::unbind"})
 _OTHERS = frozenset(
-    {"aten::slice", "aten::select", "aten::narrow", "aten::transpose", "aten::t", "aten::permute", "aten::expand", "aten::diagonal", "aten::unfold"}
+    {
+        "aten::slice",
+        "aten::select",
+        "aten::narrow",
+        "aten::transpose",
+        "aten::t",
+        "aten::permute",
+        "aten::expand",
+        "aten::diagonal",
+        "aten::unfold",
+    }
 )
 
 
@@ -57,7 +76,8 @@ def _returns_itself(node: fx.Node, name: str) -> bool:
 def is_identity(node: fx.Node) -> bool:
     """True for a view that shows exactly what it looks at."""
     if node.target is operator.getitem:
-        return node.args[0].target in (ENTER, EXIT)  # type: ignore[union-attr]
+        source = node.args[0]
+        return isinstance(source, fx.Node) and source.target in (ENTER, EXIT)
     return base(node) == "aten::alias" or _returns_itself(node, base(node))
 
 

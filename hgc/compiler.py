@@ -65,7 +65,7 @@ def compile(
     traced = trace(model, example_inputs, loss=loss, dynamic=dynamic, name=name)
     cluster, chosen = _choose(plan, traced, cluster)
     program = distribute(traced, chosen, pipeline)
-    return Executable(program, chosen, cluster, model, dict(example_inputs))
+    return Executable(program, chosen, cluster, model, dict(example_inputs), loss)
 
 
 def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) -> Program:
@@ -76,7 +76,7 @@ def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) ->
     program = (pipeline or default_pipeline()).apply(start, plan, lambda program, _: verify_program(program))
     if plan.strategy.zero == 3:
         program.report.append(
-            "zero 3: parameters, gradients and optimizer state are sharded over dp by fully_shard when it runs, not in the graph"
+            "zero 3: parameters, gradients and optimizer state are sharded over dp when the program runs, not in the graph"
         )
     return program
 
@@ -124,6 +124,7 @@ class Executable:
     cluster: Cluster
     model: nn.Module
     example_inputs: dict[str, Any]
+    loss: Callable[..., torch.Tensor] | None = None
 
     @property
     def code(self) -> str:
@@ -131,13 +132,25 @@ class Executable:
         return torchrun.emit(self.program, self.plan)
 
     def save(self, directory: str | Path, weights: bool = False) -> Path:
-        """Write the executable: program.py, plan.json, graph.svg, launch.sh; whole or not at all. ``weights`` adds the model's."""
-        return torchrun.save(self, Path(directory), weights=weights)
+        """Write the executable: program.py, plan.json, graph.svg, launch.sh and what ``hgc verify`` needs; whole or not at all.
+
+        ``weights`` adds the model's own, as ``weights.pt``. An executable that was there is replaced, anything else is refused.
+        """
+        target = Path(directory)
+        with torchrun.staged(target) as staging:
+            torchrun.write(staging, self.program, self.plan)
+            self.draw(staging / "graph.svg")
+            reference = parity.pack(self.model, self.example_inputs, self.loss)
+            if reference is not None:
+                (staging / parity.FILE).write_bytes(reference)
+            if weights:
+                torch.save(real_state(self.model), staging / "weights.pt")
+        return target
 
     def load(self, state: Mapping[str, torch.Tensor] | None = None, **options: Any) -> Trainer:
         """The program in this process, as one rank of a running job, for a training loop of your own.
 
-        The result has ``step(batch) -> loss``, ``parameters()``, ``state_dict()`` and more (``hgc.runtime.Trainer``, which takes ``options``).
+        The result has ``step(batch) -> loss``, ``parameters()``, ``state_dict()`` and more (``hgc.runtime.Trainer``; it takes ``options``).
         ``state``: whole tensors by original name; default: the model's weights, or drawn from ``seed`` where it has none.
         """
         with tempfile.TemporaryDirectory(prefix="hgc-") as folder:
@@ -148,7 +161,8 @@ class Executable:
     def verify(self, **options: Any) -> parity.Report:
         """Compare the program with the model on local processes; ``options`` as for :func:`hgc.backends.parity.verify`."""
         with tempfile.TemporaryDirectory(prefix="hgc-") as folder:
-            return parity.verify(self.save(Path(folder) / "program"), model=self.model, **options)
+            reference = parity.make(self.model, self.example_inputs, self.loss)
+            return parity.verify(self.save(Path(folder) / "program"), model=self.model, reference=reference, **options)
 
     def draw(self, path: str | Path | None = None, open_body: str | None = None) -> Any:
         """Picture of the program (``.svg``, ``.png``, ``.pdf`` or ``.dot``); ``open_body`` opens one block."""

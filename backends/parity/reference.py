@@ -18,12 +18,12 @@ from hgc.errors import ArtifactError
 FILE = "reference.pt"
 
 
-def pack(reference: Reference) -> bytes | None:
+def pack(model: nn.Module, example_inputs: Mapping[str, Any], loss: Any = None) -> bytes | None:
     """The reference as bytes, or None if the module or its loss cannot be pickled (a lambda, a class of ``__main__``)."""
-    if reference.model.__class__.__module__ == "__main__":
+    if any(module.__class__.__module__ == "__main__" for module in model.modules()):
         return None
     try:
-        return pickle_of(reference)
+        return pickle_of(make(model, example_inputs, loss))
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
 

@@ -24,6 +24,7 @@ def verify(
     directory: str | Path,
     *,
     model: nn.Module | None = None,
+    reference: Reference | None = None,
     dtype: torch.dtype = torch.float32,
     steps: int = 10,
     seed: int = 0,
@@ -35,13 +36,14 @@ def verify(
     Args:
         directory: a saved executable.
         model: the model, where the executable could not store it; its weights are used if it has any.
+        reference: what to compare with, instead of the one stored in the folder.
         dtype: float32 (limit 1e-5) or float64 (limit 1e-10).
 
     Raises ArtifactError if the folder is no executable, or if a process of the emitted program fails.
     """
     directory = Path(directory)
     plan = _plan(directory)
-    stored = single.load(directory)
+    stored = reference or single.load(directory)
     if model is not None:
         stored = replace(stored, model=model)
     case = make_case(stored, dtype, steps, seed, optimizer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from hgc.backends.torchrun.expressions import Expression
-from hgc.backends.torchrun.layout import Line, aligned, indent, wrapped
+from hgc.backends.torchrun.layout import WIDTH, Line, aligned, indent, wrapped
 from hgc.backends.torchrun.names import MODULE_NAMES, Scope, comment, identifier
 from hgc.backends.torchrun.naming import NAMED_BY_MODULE, Names, stem
 from hgc.backends.torchrun.operation import Operation
@@ -21,6 +21,10 @@ from hgc.ir.printing import is_collective
 from hgc.ir.rules.core import named_arguments
 from hgc.ir.value import Info, Value, info, is_size
 from hgc.runtime.modules import access
+
+
+ROOM = WIDTH - 8
+"""Characters of a statement inside a method."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class BodyPrinter:
         assert isinstance(results, tuple | list)
         self.outputs = [results[i] for i in used]
         self.inputs = [n for n in graph.nodes if n.op == "placeholder" and info(n).role == "input"]
-        self.base = Names()
+        self.base = Names(graph)
         self.has_path = has_path
         self.layout: Layout = lay_out(graph, self.outputs, stem, self._length)
         self.variables: dict[fx.Node, str] = {}
@@ -160,9 +164,9 @@ class BodyPrinter:
         for number, lines in enumerate(block for block in blocks if block):
             if number or body:
                 yield ""
-            yield from aligned(lines, 1)
+            yield from indent(aligned(lines, ROOM))
         results = ", ".join(self._operand(n).text for n in self.outputs)
-        yield from indent(wrapped(f"return {results}", 132))
+        yield from indent(wrapped(f"return {results}", ROOM))
 
     def _inputs_comment(self, inputs: dict[fx.Node, str]) -> Iterator[str]:
         """Shapes and placements of the inputs, those that are alike together."""
@@ -175,7 +179,7 @@ class BodyPrinter:
 
     def _comment(self, statement: Statement) -> str:
         values = [info(r).value if r is not None else None for r in statement.results]
-        shapes = list(dict.fromkeys(self.symbols.local_shape(v) for v in values if isinstance(v, Value)))
+        shapes = list(dict.fromkeys(self.symbols.local_shape(v, self.sizes.composite) for v in values if isinstance(v, Value)))
         text = ", ".join(shapes)
         if len(statement.results) > 1 and len(shapes) == 1:
             text = f"{text} each"
@@ -225,7 +229,7 @@ def _single(found: Info) -> Value:
 def wrapped_definition(head: str, returned: str) -> list[str]:
     """A ``def`` line of a method, split like a call if it is too long."""
     tail = f" -> {returned}:"
-    if len(head) + len(tail) <= 134:
+    if len(head) + len(tail) <= ROOM + 4:
         return [head + tail]
-    lines = wrapped(head, 134 - len(tail))
+    lines = wrapped(head, ROOM + 4 - len(tail))
     return [*lines[:-1], lines[-1] + tail]

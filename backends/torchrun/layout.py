@@ -24,9 +24,8 @@ def indent(lines: Iterable[str], levels: int = 1) -> list[str]:
     return [_INDENT * levels + line if line else line for line in lines]
 
 
-def aligned(lines: Sequence[Line], levels: int) -> list[str]:
-    """Indented text; comments of neighbouring lines in one column, above the statement where the line would be too long."""
-    room = WIDTH - len(_INDENT) * levels
+def aligned(lines: Sequence[Line], room: int) -> list[str]:
+    """Text of at most ``room`` characters a line; comments in one column, behind the closing bracket where the line would be too long."""
     lengths = [len(line.code) for line in lines if line.comment and len(line.code) <= _COLUMN]
     column = max(lengths, default=0)
     text: list[str] = []
@@ -37,7 +36,7 @@ def aligned(lines: Sequence[Line], levels: int) -> list[str]:
             text.append(f"{line.code:<{column}}  # {line.comment}")
         else:
             text += _commented(line, room)
-    return indent(text, levels)
+    return text
 
 
 def _commented(line: Line, room: int) -> list[str]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
 
-from hgc.backends.torchrun.body import wrapped_definition
+from hgc.backends.torchrun.body import ROOM, wrapped_definition
 from hgc.backends.torchrun.layout import indent, wrapped
 from hgc.backends.torchrun.loops import Loop, Slot, find_loops
 from hgc.backends.torchrun.names import MODULE_NAMES, Scope, identifier, quote
 from hgc.backends.torchrun.root import Call, Group, class_list
 from hgc.ir.program import Program
 from hgc.ir.value import info
-
-_ROOM = 132
 
 
 def init_lines(calls: Sequence[Call], classes: Mapping[str, str]) -> Iterator[str]:
@@ -28,7 +25,7 @@ def init_lines(calls: Sequence[Call], classes: Mapping[str, str]) -> Iterator[st
             made = f"rt.block({quote(group.template)}, {classes[group.bodies[0]]})"
         else:
             made = f"{classes[group.bodies[0]]}()"
-        yield from wrapped(f"self.{group.attribute} = {made}", _ROOM)
+        yield from wrapped(f"self.{group.attribute} = {made}", ROOM)
 
 
 @dataclass
@@ -107,7 +104,7 @@ class ForwardPrinter:
             names.append(None if result is None else self.scope.take(self._base(result)))
             if result is not None:
                 self._hold(result, names[-1] or "")
-        return wrapped(self._assign(call, source, names), _ROOM)
+        return wrapped(self._assign(call, source, names), ROOM)
 
     def _hold(self, node: fx.Node, name: str) -> None:
         self.variables.pop(node, None)
@@ -123,8 +120,10 @@ class ForwardPrinter:
             direct = own[0] if own and not _read_behind(loop, own[0], slot) else None
             inside[slot] = direct.variable if direct else self.scope.take(self._base(result))
             after += [f"{chain.variable} = {inside[slot]}" for chain in own if chain is not direct]
-        header, targets = _header(loop)
+        variable = self.scope.take(_singular(loop.body[0].group), "block")
+        header, targets = _header(loop, variable)
         body = [line for number in range(len(loop.body)) for line in self._loop_call(loop, number, targets[number], chains, inside)]
+        self.scope.release(variable)
         self._release(position)
         finals = _slots(loop.last)
         for slot, name in inside.items():
@@ -161,7 +160,7 @@ class ForwardPrinter:
             else:
                 arguments.append(own.get(node) or self.variables[node])
         names = [inside.get((number, j)) for j in range(len(call.results))]
-        return wrapped(self._assign(call, f"{target}({', '.join(arguments)})", names), _ROOM - 4)
+        return wrapped(self._assign(call, f"{target}({', '.join(arguments)})", names), ROOM - 4)
 
 
 @dataclass(frozen=True)
@@ -182,14 +181,14 @@ def _read_behind(loop: Loop, chain: _Chain, slot: Slot) -> bool:
     return any(i > slot[0] and found == slot and loop.body[i].arguments[j] is chain.start for (i, j), found in loop.carried.items())
 
 
-def _header(loop: Loop) -> tuple[str, list[str]]:
-    """The ``for`` line, and how each call of the body reaches its block."""
+def _header(loop: Loop, variable: str) -> tuple[str, list[str]]:
+    """The ``for`` line, and how each call of the body reaches its block; ``variable`` is free for it."""
     targets = [f"self.{call.group.attribute}" for call in loop.body]
     if all(call.index is None for call in loop.body):
         return f"for _ in range({loop.count}):", targets
     if len(loop.body) == 1 and loop.steps[0] == 1:
         (call,) = loop.body
-        return f"for {_singular(call.group)} in {targets[0]}{_slice(call, loop.count)}:", [_singular(call.group)]
+        return f"for {variable} in {targets[0]}{_slice(call, loop.count)}:", [variable]
     first = next(call.index for call in loop.body if call.index is not None)
     moving = {step for step, call in zip(loop.steps, loop.body, strict=True) if call.index is not None}
     if len(moving) == 1 and min(moving) > 0:
@@ -226,9 +225,9 @@ def _slice(call: Call, count: int) -> str:
 
 def _singular(group: Group) -> str:
     """``layers`` -> ``layer``."""
-    word = re.sub(r"_\d+$", "", group.attribute)
+    word = next((part for part in reversed(group.template.split(".")) if part != "{}" and not part.isdigit()), "block")
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
-        return identifier(word[:-1], "block")
+        return word[:-1]
     return word if len(word) > 3 else "block"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import torch
 from torch import fx
 
 from hgc.ir.printing import is_collective, operator_label
@@ -20,7 +22,11 @@ _FORMS = frozenset(
 )
 """Operators whose result is another form of their first operand and keeps its name."""
 
-_ARITHMETIC = frozenset("add sub mul div where rsub maximum minimum lerp addcmul pow matmul bmm remainder".split())
+_ARITHMETIC = frozenset("add sub mul div where rsub maximum minimum lerp addcmul pow matmul bmm remainder min max".split())
+LOSSES = frozenset("cross_entropy cross_entropy_loss nll_loss_nd binary_cross_entropy_with_logits".split())
+_UNNAMED_MODULES = frozenset("dropout gelu silu relu tanh sigmoid mul to split chunk".split())
+"""Modules of one such operator say nothing that the operator does not."""
+
 _OWN = {
     "arange": "positions",
     "softmax": "weights",
@@ -55,8 +61,19 @@ def stem(node: fx.Node) -> str:
 class Names:
     """Base names of the values of one body; :class:`~hgc.backends.torchrun.names.Scope` makes them unique where they live."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: fx.Graph) -> None:
         self._known: dict[fx.Node, str] = {}
+        for node in graph.nodes:
+            if stem(node) in ("attention", "scaled_dot_product_attention"):
+                self._name_fused(node)
+
+    def _name_fused(self, attention: fx.Node) -> None:
+        """Queries, keys and values that one module computes together are ``q``, ``k`` and ``v``."""
+        chains = [_chain(x) for x in attention.all_input_nodes[:3]]
+        sources = [chain[-1] for chain in chains]
+        if len(chains) == 3 and sources[0] is sources[1] is sources[2]:
+            for chain, name in zip(chains, "qkv", strict=True):
+                self._known.update(dict.fromkeys(chain[:-1], name))
 
     def __call__(self, node: fx.Node) -> str:
         if node not in self._known:
@@ -74,38 +91,72 @@ class Names:
             return "angles"
         if kind in _OWN:
             return _OWN[kind]
+        if any(stem(user) in LOSSES and user.args[0] is node for user in users):
+            return "logits" if kind in _FORMS else last_part(info(node).path) or kind
         if kind in NAMED_BY_MODULE:
             return last_part(info(node).path) or kind
-        if kind == "mean" and _is_square(_operands(node)[0]):
+        if kind == "mean" and _is_square(operands_of(node)[0]):
             return "var"
-        if leaves_module(node):
+        if kind == "add" and _stream(node):
+            return self(_stream(node)[0])
+        if leaves_module(node) and kind not in _UNNAMED_MODULES:
             return last_part(info(node).path)
-        operands = _operands(node)
-        if operands and (is_collective(node) or kind in _FORMS):
-            return self(operands[0])
-        if operands and kind in _ARITHMETIC:
-            return self._arithmetic(node, operands)
-        return kind
+        primary = primary_operand(node)
+        if primary is None:
+            return kind
+        return "h" if _joins_branches(node) else self(primary)
 
-    def _arithmetic(self, node: fx.Node, operands: list[fx.Node]) -> str:
-        """The operand of the result's shape; an input of the block (the residual stream) before others; ``h`` for a product of two branches."""
-        same = [x for x in operands if _shape(x) == _shape(node) and not _is_state(x)]
-        stream = [x for x in same if _comes_from_input(x)]
-        if stream:
-            return self(stream[0])
-        if len(same) == 2 and stem(node) == "mul" and not (_is_square(same[0]) or same[0] is same[1]):
-            return "h"
-        chosen = same or [x for x in operands if not _is_state(x)] or operands
-        return self(chosen[0])
+
+def primary_operand(node: fx.Node) -> fx.Node | None:
+    """The operand that a value is a form of: for sums and products the one of the result's shape, the residual stream before others."""
+    operands = operands_of(node)
+    if not operands or (not is_collective(node) and stem(node) not in _FORMS | _ARITHMETIC):
+        return None
+    if stem(node) not in _ARITHMETIC:
+        return operands[0]
+    numbers = [x for x in operands if not _is_bool(x)] or operands
+    same = [x for x in numbers if _shape(x) == _shape(node) and not _is_state(x)]
+    return (_stream(node) or same or [x for x in numbers if not _is_state(x)] or numbers)[0]
+
+
+def _chain(node: fx.Node) -> list[fx.Node]:
+    """A value, what it is a form of, and so on, up to what several values are forms of."""
+    chain = [node]
+    while (before := primary_operand(node)) is not None:
+        chain.append(before)
+        node = before
+        if before.op == "placeholder" or isinstance(info(before).value, tuple) or stem(before) in NAMED_BY_MODULE:
+            break
+    return chain
+
+
+def _stream(node: fx.Node) -> list[fx.Node]:
+    """Operands that the residual stream comes in with."""
+    return [x for x in operands_of(node) if _shape(x) == _shape(node) and _comes_from_input(x)]
+
+
+def _joins_branches(node: fx.Node) -> bool:
+    """A product of two values of one shape, neither of which is the residual stream: a gate."""
+    operands = [x for x in operands_of(node) if _shape(x) == _shape(node) and not _is_state(x)]
+    return stem(node) == "mul" and len(operands) == 2 and not _stream(node) and not _is_square(operands[0])
+
+
+def _is_bool(node: fx.Node) -> bool:
+    value = info(node).value
+    return isinstance(value, Value) and value.dtype == torch.bool
 
 
 def last_part(path: str) -> str:
-    """``mlp.0.weight`` -> ``weight``, ``mlp.0`` -> ``mlp_0``: the last part that says something."""
+    """``mlp.0.weight`` -> ``weight``, ``mlp.0`` -> ``mlp_0``, ``output.LayerNorm`` -> ``layer_norm``: the last part that says something."""
     *before, leaf = path.split(".")
-    return f"{before[-1]}_{leaf}" if leaf.isdigit() and before else leaf
+    return snake(f"{before[-1]}_{leaf}" if leaf.isdigit() and before else leaf)
 
 
-def _operands(node: fx.Node) -> list[fx.Node]:
+def snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def operands_of(node: fx.Node) -> list[fx.Node]:
     return [x for x in node.all_input_nodes if not is_size(x)]
 
 
@@ -130,7 +181,7 @@ def _comes_from_input(node: fx.Node) -> bool:
         if node.op == "placeholder":
             return info(node).role == "input"
         if is_collective(node) or stem(node) in ("add", "to", "dropout"):
-            node = _operands(node)[0]
+            node = operands_of(node)[0]
         else:
             return False
     return False

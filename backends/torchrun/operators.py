@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -59,7 +60,7 @@ unflatten unfold unsqueeze var view_as xlogy
 _VARIADIC = ("reshape", "permute", "expand", "repeat", "view")
 """Methods that take their only list as separate arguments."""
 
-_CREATION = ("arange", "empty", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros")
+_CREATION = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "scalar_tensor", "zeros")
 
 _FUNCTIONS = """
 addcmul bincount block_diag bucketize cat complex cumulative_trapezoid cross dstack empty_like full_like hstack isin maximum
@@ -71,10 +72,9 @@ _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 _FUNCTIONAL = {
     "linear": "input weight bias",
     "bilinear": "input1 input2 weight bias",
-    "layer_norm": "input normalized_shape weight= bias= eps=",
-    "rms_norm": "input normalized_shape weight= eps=",
-    "group_norm": "input num_groups weight= bias= eps=",
-    "instance_norm": "",
+    "layer_norm": "input normalized_shape weight bias eps=",
+    "rms_norm": "input normalized_shape weight eps=",
+    "group_norm": "input num_groups weight bias eps=",
     "conv1d": "input weight bias stride= padding= dilation= groups=",
     "conv2d": "input weight bias stride= padding= dilation= groups=",
     "conv3d": "input weight bias stride= padding= dilation= groups=",
@@ -188,6 +188,14 @@ def _method(name: str) -> Printer:
     return printer
 
 
+def _scatter_slice(o: Operation) -> Expression:
+    """``x`` with ``src`` in place of ``x[start:end]``."""
+    bounds = [f"start={o.text('start')}"] if o["start"] else []
+    bounds += [] if o["end"] is None or (isinstance(o["end"], int) and o["end"] >= sys.maxsize) else [f"end={o.text('end')}"]
+    bounds += [f"step={o.text('step')}"] if o["step"] != 1 else []
+    return call(f"{o.atom('self')}.slice_scatter", [o.text("src"), f"dim={o.text('dim')}", *bounds])
+
+
 def _variadic(name: str) -> Printer:
     def printer(o: Operation) -> Expression:
         first, sizes, *_ = (p.name for p in parameters(o.target))
@@ -220,12 +228,13 @@ def _functional(function: str, specification: str) -> Printer:
         if any(p.name not in covered or (p.name in _IGNORED and o[p.name] is True and "cudnn" not in p.name) for p in parameters(o.target)):
             return None
         arguments: list[str] = []
+        skipped = False
         for schema, name, by_keyword in tokens:
             if schema not in o.arguments or o.is_default(schema):
+                skipped = True
                 continue
             text = quoted_reduction(o[schema]) if schema == "reduction" else _functional_argument(o, schema)
-            positional = not by_keyword and not any("=" in a.split("(")[0] for a in arguments)
-            arguments.append(text if positional else f"{name}={text}")
+            arguments.append(f"{name}={text}" if by_keyword or skipped else text)
         return call(f"F.{function}", arguments)
 
     return printer
@@ -288,9 +297,10 @@ def _dropout(o: Operation) -> Expression | None:
 
 
 def _batch_norm(o: Operation) -> Expression | None:
-    if o["batch_axes"] or o["mean"] is None or not o["training"]:
+    if o["batch_axes"] or o["mean"] is None:
         return None
-    given = [f"{name}={o.text(name)}" for name in ("training", "momentum", "eps")]
+    usual = {"training": False, "momentum": 0.1, "eps": 1e-5}
+    given = [f"{name}={o.text(name)}" for name, default in usual.items() if o[name] != default]
     affine = [o.text("weight"), o.text("bias")] if o["weight"] is not None or o["bias"] is not None else []
     return call("F.batch_norm", [o.text("x"), o.text("mean"), o.text("var"), *affine, *given])
 
@@ -326,6 +336,9 @@ def _table() -> dict[Any, Printer]:
     add("rsub", _reversed_sub)
     add("to", _cast, "dtype")
     add("einsum", _einsum)
+    add("slice_scatter", _scatter_slice, "default")
+    add("select_scatter", _method("select_scatter"), "default")
+    add("numpy_T", lambda o: Expression(f"{o.atom('self')}.T"), "default")
     add("pow", _function("torch.pow"), "Scalar")
     add("split", _method("split"), "Tensor", "sizes")
     add("split_with_sizes", _method("split"), "default")

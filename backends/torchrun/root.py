@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from hgc.backends.torchrun.names import Scope, identifier
+from hgc.backends.torchrun.naming import snake
 from hgc.ir.program import Block, Program
 from hgc.ir.value import info
 from hgc.runtime.modules import Model
@@ -78,6 +79,8 @@ def _key(block: Block) -> tuple[str, str]:
 def _groups(blocks: Sequence[Block]) -> dict[tuple[str, str], tuple[Group, int | None]]:
     lists = _lists(blocks)
     scope = Scope(dir(Model()))
+    places = {block.path: _place(block.path) for block in blocks if block.path}
+    names = _attributes(list(dict.fromkeys(place[0] if place and place[0] in lists else path for path, place in places.items())))
     found: dict[tuple[str, str], tuple[Group, int | None]] = {}
     made: dict[str, Group] = {}
     for block in blocks:
@@ -88,12 +91,24 @@ def _groups(blocks: Sequence[Block]) -> dict[tuple[str, str], tuple[Group, int |
         if place is not None and place[0] in lists:
             template, index = place
             if template not in made:
-                made[template] = Group(scope.take(_attribute(template), "blocks"), template, lists[template], True)
+                made[template] = Group(scope.take(names[template], "blocks"), template, lists[template], True)
             found[key] = made[template], index
         else:
-            name = _attribute(block.path) if block.path else _snake(block.body)
+            name = names[block.path] if block.path else snake(block.body)
             found[key] = Group(scope.take(name, "block"), block.path, (block.body,), False), None
     return found
+
+
+def _attributes(paths: Sequence[str]) -> dict[str, str]:
+    """An attribute for each path or template: its last word, with as many words before it as tell it from the others."""
+    words = {path: [part for part in path.split(".") if part != "{}"] for path in paths}
+    chosen: dict[str, str] = {}
+    for path, own in words.items():
+        count = 1
+        while count < len(own) and (own[-count].isdigit() or any(other[-count:] == own[-count:] for p, other in words.items() if p != path)):
+            count += 1
+        chosen[path] = identifier("_".join(own[-count:]) or "blocks", "blocks")
+    return chosen
 
 
 def _lists(blocks: Sequence[Block]) -> dict[str, tuple[str, ...]]:
@@ -120,18 +135,6 @@ def _place(path: str) -> tuple[str, int] | None:
     if str(int(last[1])) != last[1]:
         return None
     return f"{path[: last.start(1)]}{{}}{path[last.end(1) :]}", int(last[1])
-
-
-def _attribute(path: str) -> str:
-    """The last word of a path, with the number before it if it has one: ``encoder.stages.1.blocks.{}`` -> ``blocks_1``."""
-    parts = [part for part in path.split(".") if part != "{}"]
-    words = [part for part in parts if not part.isdigit()]
-    numbers = [part for part in parts if part.isdigit()]
-    return identifier("_".join([words[-1] if words else "blocks", *numbers[-1:]]), "blocks")
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def class_list(names: Sequence[str], classes: Mapping[str, str]) -> str:

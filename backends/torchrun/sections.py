@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+FEWEST = 8
+"""Statements from which on a body is divided."""
+
+
 class Sections:
     """A heading where the module changes. ``paths`` are the module paths of the statements in order, ``""`` for none of its own.
 
@@ -16,22 +20,30 @@ class Sections:
         own = [path.split(".") for path in self._paths if path]
         self._depth = 1 if has_path else _common(own) + 1
         self._headings = [self._heading(path) for path in self._paths]
+        while self._depth > 1 and sum(self._changes(i) for i in range(len(paths))) * 2 > len(paths):
+            self._depth -= 1
+            self._headings = [self._heading(path) for path in self._paths]
 
     def _heading(self, path: str) -> str:
         """The path cut at the dividing depth, extended while everything below it is in one module."""
         if not path:
             return ""
-        cut = path.split(".")[: self._depth]
+        parts = path.split(".")
+        cut = parts[: self._depth + 1] if parts[self._depth : self._depth + 1] and parts[self._depth].isdigit() else parts[: self._depth]
         below = [p.split(".") for p in self._paths if p.split(".")[: len(cut)] == cut]
         return ".".join(below[0][: max(len(cut), _common(below))])
 
     def heading(self, position: int) -> str | None:
         """The heading in front of a statement if it starts a section, ``""`` for one without a name."""
+        if len(self._headings) < FEWEST or len(set(self._headings)) < 2:
+            return None
+        return self._headings[position] if self._changes(position) else None
+
+    def _changes(self, position: int) -> bool:
         found = self._headings[position]
         if not found and self._has_path:
-            return None  # sums along the residual stream
-        before = next((h for h in reversed(self._headings[:position]) if h or not self._has_path), "")
-        return found if found != before else None
+            return False  # sums along the residual stream
+        return found != next((h for h in reversed(self._headings[:position]) if h or not self._has_path), "")
 
 
 def _common(paths: Sequence[Sequence[str]]) -> int:

@@ -38,9 +38,10 @@ class Symbols:
         )
         return comment(str(named))
 
-    def local_shape(self, value: Value) -> str:
-        """``[B/2, S, 256]``: what one rank holds."""
-        return f"[{', '.join(map(self.text, value.local_shape(dict(self.mesh))))}]"
+    def local_shape(self, value: Value, named: Mapping[Size, str] | None = None) -> str:
+        """``[B/2, S, 256]``: what one rank holds; sizes that are ``named`` go by their variable."""
+        known = named or {}
+        return f"[{', '.join(known.get(size) or self.text(size) for size in value.local_shape(dict(self.mesh)))}]"
 
 
 _BINARY: dict[Any, tuple[str, Binding]] = {
@@ -59,6 +60,10 @@ _CALLS: dict[Any, str] = {
     torch.sym_float: "float",
     torch.sym_sqrt: "math.sqrt",
 }
+
+
+_SHORT = 9
+"""Arithmetic of so many characters is written where it is used, longer one gets a variable."""
 
 
 @dataclass
@@ -83,11 +88,16 @@ class SizeNames:
         if found is not None:
             return found
         text = self._arithmetic(node)
-        if not size.is_Symbol:
+        if not size.is_Symbol and len(text.text) <= _SHORT and len(self.symbols.text(size)) <= 2 * _SHORT:
             return text
         name = self._name(size)
         self.computed[name] = text.text
         return Expression(name)
+
+    @property
+    def composite(self) -> dict[Size, str]:
+        """Variables that stand for more than a symbol or a share of one."""
+        return {size: name for size, name in self.names.items() if name in self.computed and not size.is_Symbol}
 
     def _from_dims(self, size: Size) -> Expression | None:
         """A variable, or a product of two."""
@@ -104,8 +114,11 @@ class SizeNames:
         """Sizes that are dims of an input, and where."""
         value = info(node).value
         assert isinstance(value, Value)
-        shape = value.local_shape(dict(self.symbols.mesh))
-        return {size: dim for dim, size in reversed(list(enumerate(shape))) if not size.is_Integer}
+        found: dict[Size, int] = {}
+        for dim, size in enumerate(value.local_shape(dict(self.symbols.mesh))):
+            if not size.is_Integer:
+                found.setdefault(size, dim)
+        return found
 
     def _variable(self, size: Size) -> str:
         if size not in self.names:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from hgc.backends.torchrun.naming import LOSSES
 from hgc.backends.torchrun.operators import is_pure
 from hgc.ir import ops
 from hgc.ir.printing import is_collective
@@ -139,6 +140,8 @@ def _reads_well(operand: fx.Node, user: fx.Node, stem: Callable[[fx.Node], str],
         return operand.target in (ops.copy_in, ops.as_invariant)
     if is_collective(user):
         return stem(operand) in _VIEWS
+    if stem(user) in LOSSES and user.args[0] is operand:
+        return False
     return stem(operand) in _CHEAP
 
 

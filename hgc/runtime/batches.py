@@ -125,7 +125,7 @@ def _size(entry: int | str, sizes: Mapping[str, int]) -> int:
         return sizes[entry]
     import sympy  # rare, and slow to import
 
-    return int(sympy.sympify(entry).subs(sizes))
+    return int(sympy.sympify(entry, locals=dict(sizes)))
 
 
 def micro_batches(local: Mapping[str, Tensor], count: int, plan: PlanInfo) -> list[dict[str, Tensor]]:

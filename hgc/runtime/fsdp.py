@@ -53,12 +53,16 @@ def shard_model(
 ) -> list[Entry]:
     """Fill and shard unit after unit, so that a rank never holds more than its share and one unit; returns the entries as they are now."""
     device_mesh = DeviceMesh.from_group(mesh.group(axes).handle, mesh.device.type)
-    # the root unit keeps float32: embeddings and norms feed the residual stream
-    policy = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False) if compute_dtype else None
+    # blocks gather their matrices in the compute dtype; the root unit and all vectors feed the float32 residual stream
+    policy = MixedPrecisionPolicy(compute_dtype, torch.float32 if compute_dtype else None, cast_forward_inputs=False)
     done: list[Entry] = []
     for block, entries in units.blocks:
-        done += _shard_unit(block, entries, axes, mesh, device_mesh, fill, policy)
-    done += _shard_unit(model, units.root, axes, mesh, device_mesh, fill, None)
+        fill(entries)
+        sharded = {entry.name for entry in entries if _can_shard(entry, axes, smallest_dim=2 if compute_dtype else 1)}
+        done += _shard_unit(block, entries, sharded, axes, mesh, device_mesh, policy)
+    fill(units.root)
+    sharded = {entry.name for entry in units.root if _can_shard(entry, axes, smallest_dim=1)}
+    done += _shard_unit(model, units.root, sharded, axes, mesh, device_mesh, MixedPrecisionPolicy(cast_forward_inputs=False))
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -69,20 +73,18 @@ def shard_model(
 def _shard_unit(
     module: nn.Module,
     entries: Iterable[Entry],
+    sharded: set[str],
     axes: tuple[str, ...],
     mesh: Mesh,
     device_mesh: DeviceMesh,
-    fill: Callable[[Iterable[Entry]], None],
-    policy: MixedPrecisionPolicy | None,
+    policy: MixedPrecisionPolicy,
 ) -> list[Entry]:
     entries = list(entries)
-    fill(entries)
-    managed = {entry.name for entry in entries if _can_shard(entry, axes)}
-    kept = {entry.module_tensor() for entry in entries if entry.is_parameter and entry.name not in managed}
-    ignored: set[nn.Parameter] = {parameter for parameter in kept if isinstance(parameter, nn.Parameter)}
-    fully_shard(module, mesh=device_mesh, mp_policy=policy or MixedPrecisionPolicy(cast_forward_inputs=False), ignored_params=ignored)
-    return [fully_sharded(entry, axes, mesh) if entry.name in managed else entry for entry in entries]
+    held = [entry.module_tensor() for entry in entries if entry.name not in sharded]
+    ignored = {parameter for parameter in held if isinstance(parameter, nn.Parameter)}
+    fully_shard(module, mesh=device_mesh, mp_policy=policy, ignored_params=ignored)
+    return [fully_sharded(entry, axes, mesh) if entry.name in sharded else entry for entry in entries]
 
 
-def _can_shard(entry: Entry, axes: tuple[str, ...]) -> bool:
-    return entry.is_parameter and entry.sync == axes and len(entry.layout.shape) > 0
+def _can_shard(entry: Entry, axes: tuple[str, ...], smallest_dim: int) -> bool:
+    return entry.is_parameter and entry.sync == axes and len(entry.layout.shape) >= smallest_dim

@@ -45,7 +45,9 @@ def save(path: Path, chosen: Plan, steps: int) -> None:
     run_ranks(chosen[0] * chosen[1], rank_main)
 
 
-@pytest.mark.parametrize(("before", "after"), [((1, 2, 0), (2, 1, 0)), ((2, 2, 3), (1, 4, 0)), ((1, 1, 0), (3, 1, 3)), ((3, 1, 3), (2, 2, 3))])
+@pytest.mark.parametrize(
+    ("before", "after"), [((1, 2, 0), (2, 1, 0)), ((2, 2, 3), (1, 4, 0)), ((1, 1, 0), (3, 1, 3)), ((3, 1, 3), (2, 2, 3))]
+)
 def test_training_continues_under_another_plan(tmp_path: Path, before: Plan, after: Plan) -> None:
     save(tmp_path / "c", before, 2)
 
@@ -161,7 +163,7 @@ def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     def rank_main(rank: int) -> None:
         rt.Trainer(Smaller, rt.PlanInfo({"dp": 1}, {}), device="cpu").load(tmp_path / "c")
 
-    with pytest.raises(ArtifactError, match="beyond what the program knows, 'embed.weight'"):
+    with pytest.raises(ArtifactError, match="beyond what the program knows"):
         run_ranks(1, rank_main)
 
 

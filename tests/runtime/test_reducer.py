@@ -55,7 +55,7 @@ def test_unused_parameters(bucket_bytes: int) -> None:
     """Unused everywhere: no gradient. Unused on some ranks: the sum of the others, on all."""
 
     def rank_main(rank: int) -> list[float | None]:
-        used, sometimes, never = given = parameters(3, 2, 4)
+        used, sometimes, _ = given = parameters(3, 2, 4)
         reducer = reducer_of(*given, bucket_bytes=bucket_bytes)
         step(reducer, lambda: used.sum() + (sometimes.sum() * 5 if rank == 1 else 0))
         return [None if p.grad is None else p.grad.unique().item() for p in given]

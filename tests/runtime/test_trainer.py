@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import pytest
 import torch
 from torch import Tensor
 
 from hgc import runtime as rt
+from hgc.errors import ArtifactError, PlanError
 from tests.distributed.threads import run_ranks
 from tests.runtime.programs import Model, batch, plan, reference, whole_state
 
 PLANS = [(1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (4, 1, 0), (2, 1, 3), (2, 2, 3), (3, 1, 3)]
 ROWS = 12
+STATE = whole_state(reference())
+Result = TypeVar("Result")
 
 
 def train_reference(steps: int, clip: float) -> list[tuple[Tensor, dict[str, Tensor | None], Tensor]]:
@@ -31,10 +37,8 @@ def train_reference(steps: int, clip: float) -> list[tuple[Tensor, dict[str, Ten
 
 @pytest.mark.parametrize(("dp", "tp", "zero"), PLANS)
 def test_steps_equal_one_device(dp: int, tp: int, zero: int) -> None:
-    state = whole_state(reference())
-
     def rank_main(rank: int) -> list[tuple[Tensor, dict[str, Tensor | None], Tensor]]:
-        trainer = rt.Trainer(Model, plan(dp, tp, zero), state=state, device="cpu", dtype=torch.float64)
+        trainer = rt.Trainer(Model, plan(dp, tp, zero), state=STATE, device="cpu", dtype=torch.float64)
         optimizer = torch.optim.AdamW(trainer.parameters(), lr=0.1)
         history = []
         for step in range(4):
@@ -56,3 +60,119 @@ def test_steps_equal_one_device(dp: int, tp: int, zero: int) -> None:
                     assert gradients[name] is None, name
                 else:
                     torch.testing.assert_close(gradients[name], want, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def on_ranks(chosen: tuple[int, int, int], use: Callable[[rt.Trainer], Result], **options: object) -> list[Result]:
+    given = {"state": STATE, "device": "cpu", "dtype": torch.float64, **options}
+    return run_ranks(chosen[0] * chosen[1], lambda rank: use(rt.Trainer(Model, plan(*chosen), **given)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chosen", [(1, 1, 0), (2, 2, 0), (2, 2, 3)])
+def test_micro_batches_give_the_mean(chosen: tuple[int, int, int]) -> None:
+    def use(trainer: rt.Trainer) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
+        return trainer.step(batch(0, ROWS)), trainer.full_gradients(), trainer.loss(batch(0, ROWS))
+
+    ((loss, gradients, evaluated),) = on_ranks((1, 1, 0), use)
+    for got, got_gradients, got_evaluated in on_ranks(chosen, use, micro_batches=3):
+        torch.testing.assert_close((got, got_evaluated), (loss, evaluated))
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(got_gradients[name], gradient, msg=name) if gradient is not None else None
+
+
+@pytest.mark.parametrize("chosen", [(2, 2, 0), (2, 2, 3)])
+def test_gradients_add_up_until_they_are_cleared(chosen: tuple[int, int, int]) -> None:
+    def use(trainer: rt.Trainer) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+        trainer.step(batch(0, ROWS))
+        once = trainer.full_gradients()
+        trainer.step(batch(0, ROWS))
+        return once, trainer.full_gradients()
+
+    for once, twice in on_ranks(chosen, use):
+        for name, gradient in once.items():
+            if gradient is not None:
+                torch.testing.assert_close(twice[name], 2 * gradient, msg=name)
+
+
+@pytest.mark.parametrize("chosen", [(1, 1, 0), (1, 2, 0), (2, 2, 3), (3, 1, 3)])
+def test_whole_state_goes_out_and_in(chosen: tuple[int, int, int]) -> None:
+    expected = reference().state_dict()
+
+    def use(trainer: rt.Trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        before = trainer.state_dict()
+        trainer.load_state_dict({name: tensor + 1 for name, tensor in before.items()})
+        return before, trainer.full_state_dict()
+
+    for before, after in on_ranks(chosen, use):
+        assert before.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(before[name], tensor), name
+            assert torch.equal(after[name], tensor + 1), name
+
+
+def test_initial_values_do_not_depend_on_the_plan() -> None:
+    def use(trainer: rt.Trainer) -> dict[str, Tensor]:
+        return trainer.state_dict()
+
+    constants = {"positions": STATE["positions"]}
+    (expected,) = on_ranks((1, 1, 0), use, state=constants, seed=5)
+    assert 0.01 < expected["layers.0.qkv.weight"].std() < 0.03
+    assert expected["scale"] == 1
+    assert bool((expected["layers.1.norm.weight"] == 1).all())
+    for state in on_ranks((2, 2, 3), use, state=constants, seed=5):
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("chosen", [(1, 1, 0), (2, 2, 0), (2, 1, 3)])
+def test_mixed_precision_keeps_parameters_and_gradients_in_float32(chosen: tuple[int, int, int]) -> None:
+    def use(trainer: rt.Trainer) -> tuple[Tensor, set[torch.dtype], dict[str, Tensor | None]]:
+        loss = trainer.step(batch(0, ROWS))
+        dtypes = {p.dtype for p in trainer.parameters()} | {p.grad.dtype for p in trainer.parameters() if p.grad is not None}
+        return loss, dtypes, trainer.full_gradients()
+
+    loss, want, _ = train_reference(1, 1e9)[0]
+    for got, dtypes, gradients in on_ranks(chosen, use, dtype=torch.float32, compute_dtype=torch.bfloat16):
+        assert dtypes == {torch.float32}
+        assert 0 < abs(got.item() - loss.item()) < 0.02
+        largest = max(float(g.abs().max()) for g in want.values() if g is not None)
+        for name, gradient in want.items():
+            if gradient is not None:
+                found = gradients[name]
+                assert found is not None
+                assert (found.double() - gradient).abs().max() < 0.03 * largest, name
+
+
+def test_shares_under_fsdp_are_plain_and_small() -> None:
+    def use(trainer: rt.Trainer) -> tuple[int, int, list[type]]:
+        layer = [p.numel() for name, p in trainer.named_parameters() if name.startswith("layers.")]
+        return sum(layer), len(layer), [type(p.data) for p in trainer.parameters()]
+
+    whole = sum(p.numel() for name, p in reference().named_parameters() if name.startswith("layers."))
+    shares = on_ranks((4, 1, 3), use)
+    assert sum(size for size, _, _ in shares) == whole
+    assert all(size == whole // 4 for size, _, _ in shares)
+    assert {kind for _, _, kinds in shares for kind in kinds} == {Tensor}
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ({"positions": torch.ones(32, 7)}, "'positions' has shape"),
+        ({}, "values of buffer 'positions' are missing"),
+    ],
+)
+def test_state_that_does_not_fit_is_refused(state: dict[str, Tensor], sentence: str) -> None:
+    with pytest.raises(ArtifactError, match=sentence):
+        on_ranks((1, 1, 0), lambda trainer: None, state=state)
+
+
+def test_state_dict_that_does_not_fit_is_refused() -> None:
+    state = {name: tensor for name, tensor in STATE.items() if name != "scale"}
+    with pytest.raises(ArtifactError, match="lacks 'scale'"):
+        on_ranks((1, 1, 0), lambda trainer: trainer.load_state_dict(state))
+    with pytest.raises(ArtifactError, match="has 'other', which the program does not know"):
+        on_ranks((1, 1, 0), lambda trainer: trainer.load_state_dict({**STATE, "other": torch.ones(1)}))
+
+
+def test_wrong_number_of_processes_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"needs 4 processes \(dp=2 x tp=2\) but this job has 2"):
+        run_ranks(2, lambda rank: rt.Trainer(Model, plan(2, 2), device="cpu"))

@@ -87,12 +87,15 @@ def _dropout_along(x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
 
 def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:
     """``F.dropout`` in training, with masks that differ along ``random_axes`` and agree along every other mesh axis."""
-    return _dropout_along(x, p, random_axes) if groups.find_all(random_axes) else F.dropout(x, p, training=True)
+    if p and groups.find_all(random_axes):
+        return _dropout_along(x, p, random_axes)
+    return F.dropout(x, p, training=True)  # without random numbers for p = 0
 
 
 def get_state() -> Tensor:
     """The state that all random numbers of a run follow from, alike on all ranks; a ``uint8`` vector."""
-    return (_root.generator or torch.default_generator).get_state()
+    state: Tensor = (_root.generator or torch.default_generator).get_state()
+    return state
 
 
 def set_state(state: Tensor) -> None:

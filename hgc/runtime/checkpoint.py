@@ -37,6 +37,8 @@ INFO = "hgc.json"
 MODEL = "model."
 OPTIMIZER = "optimizer."
 RANDOM = "random"
+# how an optimizer computes, not what: chosen anew for the device at hand
+IMPLEMENTATION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,14 @@ class Piece:
 
     def chunks(self) -> list[ChunkStorageMetadata]:
         return [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.size)) for box in self.held]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parameter or buffer that checkpoints hold, and this rank's share of it."""
+
+    entry: Entry
+    local: Tensor
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -105,8 +115,8 @@ class _LoadPlanner(DefaultLoadPlanner):
 # -- what is stored -------------------------------------------------------------------------------------------------------------------
 
 
-def _model_pieces(entries: Iterable[Entry]) -> dict[str, Piece]:
-    return {MODEL + entry.name: Piece(entry.local(), entry.layout.shape, entry.held) for entry in entries if entry.declared.persistent}
+def _model_pieces(stored: Iterable[Stored]) -> dict[str, Piece]:
+    return {MODEL + found.entry.name: Piece(found.local, found.entry.layout.shape, found.entry.held) for found in stored}
 
 
 def _replicated(tensor: Tensor) -> Piece:
@@ -141,7 +151,8 @@ def _group_options(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter
     """Hyperparameters of each group, with the names of its parameters."""
     groups = []
     for group in optimizer.param_groups:
-        options = {key: value.item() if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
+        kept = {key: value for key, value in group.items() if key not in ("params", *IMPLEMENTATION_OPTIONS)}
+        options = {key: value.item() if isinstance(value, Tensor) else value for key, value in kept.items()}
         groups.append({"options": options, "parameters": [names[parameter] for parameter in group["params"]]})
     return groups
 
@@ -149,16 +160,27 @@ def _group_options(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter
 # -- save and load --------------------------------------------------------------------------------------------------------------------
 
 
+def check_target(path: Path) -> None:
+    """Raise ``ArtifactError`` if a checkpoint cannot be written at ``path``, or would replace something that is none."""
+    if path.exists() and not (path / INFO).is_file() and not (path.is_dir() and not any(path.iterdir())):
+        raise ArtifactError(f"{path} exists and is no checkpoint of hgc, so it will not be replaced; give another folder")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ArtifactError(f"no checkpoint can be written to {path}, because {parent} is no folder that one may write to; give another")
+
+
 def save(
     path: Path,
-    entries: list[Entry],
+    stored: list[Stored],
     parameters: Mapping[str, nn.Parameter],
     mesh: Mesh,
     optimizer: torch.optim.Optimizer | None,
     step: int,
 ) -> None:
     """Write a checkpoint folder at ``path``, which holds the old one or the new one at any moment, never half of it."""
-    pieces, scalars = _model_pieces(entries), dict[str, Any]()
+    check_target(path)
+    entries = [found.entry for found in stored]
+    pieces, scalars = _model_pieces(stored), dict[str, Any]()
     pieces[RANDOM] = _replicated(get_state())
     groups = None
     if optimizer is not None:
@@ -192,23 +214,19 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 
 def load(
-    path: Path,
-    entries: list[Entry],
-    parameters: Mapping[str, nn.Parameter],
-    mesh: Mesh,
-    optimizer: torch.optim.Optimizer | None,
+    path: Path, stored: list[Stored], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None
 ) -> int:
     """Read a checkpoint folder into the model (and the optimizer) and return its step. Raises ``ArtifactError`` if it does not fit."""
     info, path = _read_info(path)
     reader = FileSystemReader(path)
-    stored = _read_metadata(reader, path)
-    pieces = _model_pieces(entries)
-    _check_model(pieces, stored, path)
+    metadata = _read_metadata(reader, path)
+    pieces = _model_pieces(stored)
+    _check_model(pieces, metadata, path)
     random_state = get_state()
     pieces[RANDOM] = _replicated(random_state)
     if optimizer is not None:
         _restore_groups(optimizer, info, parameters, path)
-        pieces |= _prepared_state(entries, parameters, optimizer, stored, info["scalars"])
+        pieces |= _prepared_state([found.entry for found in stored], parameters, optimizer, metadata, info["scalars"])
     try:
         load_pieces({}, storage_reader=reader, planner=_LoadPlanner(pieces))
     except CheckpointException as error:

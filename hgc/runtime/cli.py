@@ -17,6 +17,7 @@ from torch import Tensor
 from hgc.errors import ArtifactError, HgcError, PlanError
 from hgc.ir.ops.random import manual_seed
 from hgc.runtime.batches import BatchError, DataRequest, check_ranges, open_source
+from hgc.runtime.checkpoint import check_target
 from hgc.runtime.modules import Model
 from hgc.runtime.plan_info import PlanInfo
 from hgc.runtime.progress import Progress
@@ -89,6 +90,8 @@ def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> 
     sizes = _sizes(plan, arguments)
     mixed = arguments.dtype == "bfloat16"
     optimizer_class = _optimizer_class(arguments.optimizer)
+    if arguments.save is not None:
+        check_target(arguments.save)
     if arguments.resume is not None and arguments.weights is not None:
         raise PlanError("--resume and --weights both set the parameters; give one of them")
     trainer = Trainer(

@@ -64,6 +64,11 @@ class PlanInfo:
         """Number of processes."""
         return math.prod(self.mesh.values())
 
+    @property
+    def summed_axes(self) -> tuple[str, ...]:
+        """Data axes with at least two ranks, in mesh order."""
+        return tuple(axis for axis, size in self.mesh.items() if axis in self.data_axes and size > 1)
+
     def symbol(self, meaning: str) -> str | None:
         """The name of the symbol with this meaning, if the program leaves that size open."""
         return next((name for name, symbol in self.symbols.items() if symbol.meaning == meaning), None)

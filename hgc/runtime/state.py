@@ -73,8 +73,8 @@ def entries_of(model: Model, plan: PlanInfo, mesh: Mesh) -> list[Entry]:
         unknown = next((axis for axis in (*split_axes, *(declared.sync or ())) if axis not in mesh.sizes), None)
         if unknown is not None:
             raise PlanError(f"{declared.name!r} names axis {unknown!r}, but the mesh has {list(mesh.sizes)}; correct the program")
-        sync = declared.sync if declared.sync is not None else tuple(axis for axis in plan.data_axes if axis not in split_axes)
-        sync = tuple(axis for axis in sync if mesh.sizes[axis] > 1)
+        wanted = plan.summed_axes if declared.sync is None else declared.sync
+        sync = tuple(axis for axis in mesh.sizes if axis in wanted and axis not in split_axes and mesh.sizes[axis] > 1)
         held = boxes(declared.layout, mesh.sizes, mesh.coordinates)
         found.append(Entry(declared, declared.layout, held, sync, places))
     return found
@@ -100,7 +100,7 @@ def fill(entries: Iterable[Entry], values: Mapping[str, Tensor], seed: int) -> N
     """Set every entry from whole tensors by name, or where there is none from the declared initial values, alike under every plan."""
     for entry in entries:
         if entry.name in values:
-            load_whole(entry, values[entry.name])
+            load_whole(entry, entry.local(), values[entry.name])
         elif not entry.declared.persistent:
             raise ArtifactError(f"the values of buffer {entry.name!r} are missing; keep the program's constants file next to it")
         else:
@@ -108,14 +108,14 @@ def fill(entries: Iterable[Entry], values: Mapping[str, Tensor], seed: int) -> N
 
 
 @torch.no_grad()
-def load_whole(entry: Entry, whole: Tensor) -> None:
-    """Take this rank's part of a whole tensor. Raises ``ArtifactError`` for another shape."""
+def load_whole(entry: Entry, local: Tensor, whole: Tensor) -> None:
+    """Take this rank's part of a whole tensor into ``local``. Raises ``ArtifactError`` for another shape."""
     if tuple(whole.shape) != entry.layout.shape:
         raise ArtifactError(
             f"{entry.name!r} has shape {tuple(whole.shape)} in the given state but {entry.layout.shape} in the program; "
             f"use the state of the same model"
         )
-    copy_from_whole(entry.local(), whole, entry.held)
+    copy_from_whole(local, whole, entry.held)
 
 
 def _initial(declared: Declaration, seed: int) -> Tensor:

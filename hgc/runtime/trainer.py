@@ -57,14 +57,14 @@ class Trainer:
             allocate(chosen, self.mesh, dtype)
             fill(chosen, values, seed)
 
-        data_axes = tuple(axis for axis in plan.data_axes if plan.mesh[axis] > 1)
-        if plan.zero == 3 and data_axes:
+        if plan.zero == 3 and plan.summed_axes:
             units = find_units(self.model, self._entries)
-            self._entries = shard_model(self.model, units, data_axes, self.mesh, prepare, compute_dtype)
+            self._entries = shard_model(self.model, units, plan.summed_axes, self.mesh, prepare, compute_dtype)
         else:
             prepare(self._entries)
         trained = [entry for entry in self._entries if entry.is_parameter]
         self._shares = {entry.name: _Share(entry) for entry in trained}
+        self._buffers = {entry.name: entry.module_tensor() for entry in self._entries if not entry.is_parameter}
         summed = [(self._shares[entry.name].parameter, self.mesh.group(entry.sync)) for entry in trained if entry.sync]
         self._reducer = Reducer(summed, bucket_bytes)
         self._world = describe(torch.distributed.group.WORLD)  # type: ignore[arg-type]
@@ -99,7 +99,10 @@ class Trainer:
         """The loss of a batch without gradients."""
         with self.mesh.active():
             parts = batches.micro_batches(batches.local_batch(batch, self.plan, self.mesh), self.micro_batches, self.plan)
-            return torch.stack([self._forward(part) for part in parts]).mean()
+            loss = torch.stack([self._forward(part) for part in parts]).mean()
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()  # without a backward the root unit would keep its weights while the optimizer changes them
+        return loss
 
     def _forward(self, part: Mapping[str, Tensor]) -> Tensor:
         autocast = torch.autocast(self.mesh.device.type, self._compute_dtype) if self._compute_dtype else contextlib.nullcontext()
@@ -138,7 +141,8 @@ class Trainer:
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole parameters and persistent buffers under the user's names, tied names too, on every rank; all ranks must call it."""
-        found = {entry.name: gather_whole(entry.local(), entry.layout, self.mesh) for entry in self._entries if entry.declared.persistent}
+        stored = [entry for entry in self._entries if entry.declared.persistent]
+        found = {entry.name: gather_whole(self._local(entry), entry.layout, self.mesh) for entry in stored}
         return found | {alias: found[name] for alias, name in self.plan.tied.items() if name in found}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -155,7 +159,7 @@ class Trainer:
             what = f"lacks {missing[0]!r}" if missing else f"has {unknown[0]!r}, which the program does not know"
             raise ArtifactError(f"the state {what}; use the state dict of the model that was compiled")
         for name, entry in entries.items():
-            load_whole(entry, given[name])
+            load_whole(entry, self._local(entry), given[name])
 
     def full_gradients(self) -> dict[str, Tensor | None]:
         """Whole gradients under the user's names, ``None`` where there is none; all ranks must call it."""
@@ -168,14 +172,18 @@ class Trainer:
 
     def save(self, path: str | Path, optimizer: torch.optim.Optimizer | None = None, step: int = 0) -> None:
         """Write a checkpoint that any plan of the same model can load; all ranks must call it."""
-        checkpoint.save(Path(path), self._entries, self._share_parameters(), self.mesh, optimizer, step)
+        checkpoint.save(Path(path), self._stored(), dict(self.named_parameters()), self.mesh, optimizer, step)
 
     def load(self, path: str | Path, optimizer: torch.optim.Optimizer | None = None) -> int:
         """Read a checkpoint and return its step; all ranks must call it. Raises ``ArtifactError`` if it is missing or of another model."""
-        return checkpoint.load(Path(path), self._entries, self._share_parameters(), self.mesh, optimizer)
+        return checkpoint.load(Path(path), self._stored(), dict(self.named_parameters()), optimizer)
 
-    def _share_parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self.named_parameters())
+    def _stored(self) -> list[checkpoint.Stored]:
+        return [checkpoint.Stored(entry, self._local(entry)) for entry in self._entries if entry.declared.persistent]
+
+    def _local(self, entry: Entry) -> Tensor:
+        """This rank's share of an entry as a plain tensor without history."""
+        return self._shares[entry.name].parameter.detach() if entry.is_parameter else self._buffers[entry.name]
 
     def _by_declared_name(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {self.plan.tied.get(name, name): tensor for name, tensor in values.items()}

@@ -188,3 +188,15 @@ def test_state_of_other_shapes_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ArtifactError, match="elementwise"):
         run_ranks(1, rank_main)
+
+
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("irreplaceable")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "empty", (1, 1, 0), 0)
+    refused = {"thesis": "will not be replaced", "file": "will not be replaced", "file/below": "no folder that one may write"}
+    for name, sentence in refused.items():
+        with pytest.raises(ArtifactError, match=sentence):
+            save(tmp_path / name, (1, 1, 0), 0)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from hgc import runtime as rt
 from hgc.errors import ArtifactError, PlanError
+from hgc.ir import ops
 from tests.distributed.threads import run_ranks
 from tests.runtime.programs import Model, batch, plan, reference, whole_state
 
-PLANS = [(1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (4, 1, 0), (2, 1, 3), (2, 2, 3), (3, 1, 3)]
+PLANS = [(1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (4, 1, 0), (2, 1, 3), (2, 2, 3), (3, 1, 3), (1, 2, 3)]
 ROWS = 12
 STATE = whole_state(reference())
 Result = TypeVar("Result")
@@ -176,3 +177,59 @@ def test_state_dict_that_does_not_fit_is_refused() -> None:
 def test_wrong_number_of_processes_is_refused() -> None:
     with pytest.raises(PlanError, match=r"needs 4 processes \(dp=2 x tp=2\) but this job has 2"):
         run_ranks(2, lambda rank: rt.Trainer(Model, plan(2, 2), device="cpu"))
+
+
+def test_weights_are_current_after_a_loss_without_backward() -> None:
+    """FSDP2 keeps its root unit gathered after a forward; an optimizer step in between must not be missed."""
+
+    def use(trainer: rt.Trainer) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0)
+        trainer.step(batch(0, ROWS))
+        before = trainer.loss(batch(1, ROWS))
+        optimizer.step()
+        return before, trainer.loss(batch(1, ROWS)), trainer.state_dict()
+
+    ((before, after, state),) = on_ranks((1, 1, 0), use)
+    for found in on_ranks((2, 1, 3), use):
+        torch.testing.assert_close(found, (before, after, state))
+
+
+class _Line(rt.Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parameter("slope", (3, 5))
+        self.parameter("offset", (7,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[:, 0] * self.slope.sum() + self.offset.pow(2).sum()
+        return ops.all_reduce(ops.all_reduce(ops.mean(y, [0], batch_axes=("dp", "sp")), "dp"), "sp")
+
+
+class _Lines(rt.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = rt.blocks("lines.{}", [_Line])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for line in self.lines:
+            x = line(x)
+        return x
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_several_data_axes(zero: int) -> None:
+    """Rows over two axes, which the plan names in another order than the mesh; uneven shares of both parameters."""
+    x = torch.arange(8.0, dtype=torch.float64).view(4, 2)
+    state = {"lines.0.slope": torch.ones(3, 5, dtype=torch.float64), "lines.0.offset": torch.arange(7.0, dtype=torch.float64)}
+
+    def rank_main(rank: int) -> tuple[Tensor, dict[str, Tensor | None], dict[str, Tensor]]:
+        inputs = {"x": rt.Input(("B", 2), torch.float64, {"dp": "S(0)", "sp": "S(0)"})}
+        chosen = rt.PlanInfo({"dp": 2, "sp": 2}, inputs, {"B": rt.Symbol("batch")}, zero=zero, data_axes=("sp", "dp"))
+        trainer = rt.Trainer(_Lines, chosen, state=state, device="cpu", dtype=torch.float64)
+        return trainer.step({"x": x}), trainer.full_gradients(), trainer.state_dict()
+
+    for loss, gradients, whole in run_ranks(4, rank_main):
+        torch.testing.assert_close(loss, 15 * x[:, 0].mean() + state["lines.0.offset"].pow(2).sum())
+        torch.testing.assert_close(gradients["lines.0.slope"], torch.full((3, 5), float(x[:, 0].mean()), dtype=torch.float64))
+        torch.testing.assert_close(gradients["lines.0.offset"], 2 * state["lines.0.offset"])
+        assert all(torch.equal(whole[name], tensor) for name, tensor in state.items())

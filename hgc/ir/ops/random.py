@@ -88,7 +88,8 @@ def _dropout_along(x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
 def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:
     """``F.dropout`` in training, with masks that differ along ``random_axes`` and agree along every other mesh axis."""
     if p and groups.find_all(random_axes):
-        return _dropout_along(x, p, random_axes)
+        masked: Tensor = _dropout_along(x, p, random_axes)
+        return masked
     return F.dropout(x, p, training=True)  # without random numbers for p = 0
 
 

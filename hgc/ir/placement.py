@@ -69,7 +69,7 @@ class Invariant:
 
 Placement: TypeAlias = Shard | Partial | Replicated | Invariant
 
-_SHARD = re.compile(r"S\((\d+)(?:,([^)]+))?\)")
+_SHARD = re.compile(r"S\((\d+)(?:,(.+))?\)")
 
 
 def parse_placement(text: str) -> Placement:

@@ -7,11 +7,13 @@ it lives between a dispatch and its combine only, where every operator treats ro
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 
 from hgc.ir.placement import Placement, Shard
 
-_ROWS, _ORDER = "expert_rows", "expert_order"
+_ROWS, _ORDER = sympy.Function("expert_rows"), sympy.Function("expert_order")
 
 
 def rows_of(tokens: Shard) -> Shard:
@@ -26,12 +28,20 @@ def order_of(tokens: Shard) -> Shard:
 
 def is_by_expert(placement: Placement) -> bool:
     """Rows or order of sharded tokens?"""
-    return isinstance(placement, Shard) and str(placement.parts).startswith((_ROWS, _ORDER))
+    return isinstance(placement, Shard) and getattr(placement.parts, "func", None) in (_ROWS, _ORDER)
 
 
 def is_order(placement: Placement) -> bool:
-    return isinstance(placement, Shard) and str(placement.parts).startswith(_ORDER)
+    return isinstance(placement, Shard) and getattr(placement.parts, "func", None) == _ORDER
 
 
-def _marked(marker: str, tokens: Shard) -> Shard:
-    return Shard(0, sympy.Symbol(marker if tokens.is_plain else f"{marker}_{tokens.parts}"))
+def tokens_of(marked: Placement) -> Shard:
+    """Where the tokens live that rows or order were made of."""
+    assert isinstance(marked, Shard)
+    assert isinstance(marked.parts, sympy.Expr)
+    parts = tuple(int(p) if p.is_Integer else p for p in marked.parts.args)
+    return Shard(0, parts if len(parts) > 1 else parts[0])
+
+
+def _marked(marker: Any, tokens: Shard) -> Shard:
+    return Shard(0, marker(*tokens.parts) if isinstance(tokens.parts, tuple) else marker(tokens.parts))

@@ -12,7 +12,7 @@ from hgc.ir.ops.moe import moe_combine as moe_combine_op
 from hgc.ir.ops.moe import moe_dispatch as moe_dispatch_op
 from hgc.ir.placement import Shard
 from hgc.ir.rules import collectives, indexing, pointwise, shape
-from hgc.ir.rules.by_expert import is_by_expert, order_of, rows_of
+from hgc.ir.rules.by_expert import is_by_expert, order_of, rows_of, tokens_of
 from hgc.ir.rules.core import PARTIAL, WHOLE, Call, Case, Operand, rule, rule_for
 
 _KEEP_ROWS_APART = (pointwise.pointwise, pointwise.dropout, shape.split, shape.along_dims, indexing.index, collectives.passing)
@@ -65,21 +65,28 @@ def moe_combine(call: Call) -> Iterator[Case]:
     yield call.case({rows.index: PARTIAL}, PARTIAL)
     if call.divides(rows.shape[1]):
         yield call.case({rows.index: Shard(1)}, Shard(1))
-    for tokens in _tokens(call, weights):
-        if rows.found == rows_of(tokens):
-            yield call.case({rows.index: rows.found, order.index: order_of(tokens), weights.index: tokens}, tokens)
+    if is_by_expert(rows.found):
+        tokens = tokens_of(rows.found)
+        yield call.case({rows.index: rows.found, order.index: order_of(tokens), weights.index: tokens}, tokens)
 
 
 def _ends_in_combine(x: fx.Node, experts: fx.Node) -> bool:
     """Does everything made of the rows keep them apart until they are combined? Else nothing could be done with sharded ones."""
-    dispatches = [n for n in experts.users if n.target is moe_dispatch_op and x in n.all_input_nodes]
+    own = [n for n in experts.users if n.target is moe_dispatch_op and x in n.all_input_nodes]
+    others = [n for n in experts.graph.nodes if n.target is moe_dispatch_op and n not in own]
+    made, combined = _made_of_rows(own)
+    return combined and not any(made & _made_of_rows([other])[0] for other in others)  # rows of two dispatches are in different orders
+
+
+def _made_of_rows(dispatches: list[fx.Node]) -> tuple[set[fx.Node], bool]:
+    """Everything made of rows or order up to the combine; True if each path ends in one."""
     stack = [piece for dispatch in dispatches for piece in dispatch.users if piece.args[1] != 1]
-    combined = False
+    ends = bool(stack)
     for node in stack:
         if node.target is moe_combine_op:
-            combined = True
-        elif node.target in (operator.getitem, grouped_linear_op) or rule_for(node.target) in _KEEP_ROWS_APART:
+            continue
+        if node.target in (operator.getitem, grouped_linear_op) or rule_for(node.target) in _KEEP_ROWS_APART:
             stack.extend(user for user in node.users if user not in stack)
         else:
-            return False
-    return combined
+            ends = False
+    return set(stack), ends and any(node.target is moe_combine_op for node in stack)

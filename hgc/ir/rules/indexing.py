@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from hgc.ir.placement import Placement, Shard
-from hgc.ir.rules.by_expert import is_order, order_of, rows_of
+from hgc.ir.rules.by_expert import is_order, rows_of, tokens_of
 from hgc.ir.rules.core import PARTIAL, Call, Case, Operand, overloads, rule, strided_inputs
 
 
@@ -101,10 +101,9 @@ def _strided_index(call: Call, x: Operand, indices: list[Operand | None]) -> Ite
     if not is_order(found):
         yield call.case({operand.index: found}, Shard(dim + found.dim, found.parts))
         return
-    for tokens in (Shard(0), x.found):
-        if dim == 0 and isinstance(tokens, Shard) and order_of(tokens) == found:
-            yield call.case({x.index: tokens, operand.index: found}, rows_of(tokens))
-            return
+    if dim == 0 and operand.rank == 1:
+        tokens = tokens_of(found)
+        yield call.case({x.index: tokens, operand.index: found}, rows_of(tokens))
 
 
 @rule(*overloads("one_hot", "bucketize.Tensor"))

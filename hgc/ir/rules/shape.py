@@ -81,7 +81,7 @@ def expand(call: Call) -> Iterator[Case]:
             yield call.case({}, Shard(dim))
 
 
-@rule(*overloads("zeros", "ones", "full"))
+@rule(*overloads("zeros", "ones", "full", "empty.memory_format"))
 def constant(call: Call) -> Iterator[Case]:
     """The same number everywhere: any slice of it can be made in place."""
     yield call.all_whole()
@@ -180,6 +180,19 @@ def along_dims(call: Call) -> Iterator[Case]:
         for dim in touched if call["dim"] is not None else ():
             if call.divides(operand.shape[dim]):
                 yield call.case({0: Shard(dim)}, Shard(dim))  # copies stand next to their original
+
+
+@rule(*overloads("slice_scatter", "select_scatter"))
+def write_along(call: Call) -> Iterator[Case]:
+    """Dims that are written in full; the written part of a selected row has one dim less."""
+    x, source = call["self"], call["src"]
+    own = call["dim"] % x.rank
+    drops = source.rank < x.rank
+    yield call.all_whole()
+    yield call.case({x.index: PARTIAL, source.index: PARTIAL}, PARTIAL)
+    for dim in range(x.rank):
+        if dim != own and call.divides(x.shape[dim]):
+            yield call.case({x.index: Shard(dim), source.index: Shard(dim - (drops and dim > own))}, Shard(dim))
 
 
 @rule(*overloads("repeat"))

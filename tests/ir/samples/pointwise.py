@@ -13,14 +13,19 @@ from tests.ir.samples.registry import Draw, sample
 
 aten = torch.ops.aten
 
-_UNARY = """neg abs exp expm1 sin cos tanh sigmoid relu relu6 silu gelu erf softplus elu leaky_relu hardtanh hardsigmoid hardswish mish selu celu
-log_sigmoid square sgn sign floor ceil round trunc exp2 isnan isinf isfinite nan_to_num clone contiguous detach zeros_like ones_like
+_UNARY = """neg abs exp expm1 sin cos tanh sigmoid relu relu6 silu gelu erf softplus elu leaky_relu hardtanh hardsigmoid hardswish mish
+selu celu log_sigmoid square sgn sign floor ceil round trunc exp2 isnan isinf isfinite nan_to_num clone contiguous detach zeros_like ones_like
 hardshrink softshrink logical_not atan reciprocal""".split()
 _POSITIVE = "log log2 log1p sqrt rsqrt".split()
 _COMPARISONS = [getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")]
 _BROADCAST = [aten.maximum.default, aten.minimum.default, aten.atan2.default, aten.logaddexp.default, *(op.Tensor for op in _COMPARISONS)]
 _LOGICAL = [aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default]
-_BITWISE = [aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, *(getattr(aten, f"__{n}__").Tensor for n in ("and", "or", "xor"))]
+_BITWISE = [
+    aten.bitwise_and.Tensor,
+    aten.bitwise_or.Tensor,
+    aten.bitwise_xor.Tensor,
+    *(getattr(aten, f"__{n}__").Tensor for n in ("and", "or", "xor")),
+]
 
 
 @sample(*(getattr(aten, name).default for name in _UNARY))
@@ -88,7 +93,15 @@ def with_integers(d: Draw, target: Any) -> Sample:
     return Sample(target, (d.ints(5, *first), d.real(*other)))
 
 
-@sample(aten.mul.Scalar, aten.div.Scalar, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar, aten.pow.Tensor_Scalar, *(op.Scalar for op in _COMPARISONS))
+@sample(
+    aten.mul.Scalar,
+    aten.div.Scalar,
+    aten.add.Scalar,
+    aten.sub.Scalar,
+    aten.rsub.Scalar,
+    aten.pow.Tensor_Scalar,
+    *(op.Scalar for op in _COMPARISONS),
+)
 def scalar(d: Draw, target: Any) -> Sample:
     return Sample(target, (d.real(*d.shape(0)), 2))
 

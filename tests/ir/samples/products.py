@@ -54,7 +54,9 @@ def bmm(d: Draw, target: Any) -> Sample:
 
 @sample(aten.einsum.default)
 def einsum(d: Draw, target: Any) -> Sample:
-    equation = d.pick("bij,bjk->bik", "bhd,bhd->bh", "bclgn,bshn->bhcls", "ij,kj->ik", "bi->b", "ij,jk,kl->il", "ab,cd->abcd", "bij,bjk -> bki")
+    equation = d.pick(
+        "bij,bjk->bik", "bhd,bhd->bh", "bclgn,bshn->bhcls", "ij,kj->ik", "bi->b", "ij,jk,kl->il", "ab,cd->abcd", "bij,bjk -> bki"
+    )
     terms = equation.replace(" ", "").split("->")[0].split(",")
     sizes = {letter: d.pick(d.ranks, 1, d.ranks, 3) for letter in "".join(terms)}
     return Sample(target, (equation, [d.real(*(sizes[letter] for letter in term)) for term in terms]))

@@ -80,7 +80,10 @@ def expand(d: Draw, target: Any) -> Sample:
     full = d.shape()
     own = [1 if d.some() else size for size in full[d.pick(*range(len(full) + 1)) :]]
     shift = len(full) - len(own)
-    sizes = [-1 if target is aten.expand.default and dim >= shift and own[dim - shift] == size and d.some() else size for dim, size in enumerate(full)]
+    sizes = [
+        -1 if target is aten.expand.default and dim >= shift and own[dim - shift] == size and d.some() else size
+        for dim, size in enumerate(full)
+    ]
     return Sample(target, (d.real(*own), sizes))
 
 
@@ -144,7 +147,9 @@ def flatten(d: Draw, target: Any) -> Sample:
 def slices(d: Draw, target: Any) -> Sample:
     shape = d.shape()
     dim = d.dim(len(shape))
-    start, end, step = d.pick((0, 1, 1), (1, 2**63 - 1, 1), (0, 2**63 - 1, 2), (None, -1, 1), (0, shape[dim] // 2, 1), (shape[dim] // 2, 2**63 - 1, 1))
+    start, end, step = d.pick(
+        (0, 1, 1), (1, 2**63 - 1, 1), (0, 2**63 - 1, 2), (None, -1, 1), (0, shape[dim] // 2, 1), (shape[dim] // 2, 2**63 - 1, 1)
+    )
     return Sample(target, (d.real(*shape), dim, start, end, step))
 
 
@@ -200,6 +205,21 @@ def roll(d: Draw, target: Any) -> Sample:
 @sample(aten.tril.default, aten.triu.default)
 def triangle(d: Draw, target: Any) -> Sample:
     return Sample(target, (d.real(*d.shape(2)), d.pick(0, 1, -1)))
+
+
+@sample(aten.slice_scatter.default)
+def slice_scatter(d: Draw, target: Any) -> Sample:
+    shape = [*d.shape(0, 2), 4]
+    dim = d.pick(-1, len(shape) - 1)
+    return Sample(target, (d.real(*shape), d.real(*shape[:-1], 2), dim, *d.pick((0, 2, 1), (2, 4, 1), (0, 4, 2), (2, 2**63 - 1, 1))))
+
+
+@sample(aten.select_scatter.default)
+def select_scatter(d: Draw, target: Any) -> Sample:
+    shape = d.shape()
+    dim = d.dim(len(shape))
+    rest = [size for i, size in enumerate(shape) if i != dim % len(shape)]
+    return Sample(target, (d.real(*shape), d.real(*rest), dim, d.pick(0, -1)))
 
 
 @sample(aten.unfold.default)

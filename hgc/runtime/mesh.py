@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ class Mesh:
     def group(self, axes: tuple[str, ...]) -> groups.Group:
         """The group of all ranks that differ along ``axes`` only; every rank must ask for the same groups in the same order."""
         if axes not in self._groups:
-            self._groups[axes] = groups.describe(_new_group(self.sizes, axes))
+            self._groups[axes] = groups.describe(_group_along(self.sizes, axes))
         return self._groups[axes]
 
     @contextmanager
@@ -45,11 +46,22 @@ class Mesh:
             yield
 
 
-def _new_group(sizes: Mapping[str, int], axes: tuple[str, ...]) -> dist.ProcessGroup:
+# for each default group (a job has one, a thread that plays a rank has its own) the groups made so far, by the ranks of all its peers
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
+
+
+def _group_along(sizes: Mapping[str, int], axes: tuple[str, ...]) -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup)
     members = _members(sizes, axes)
-    group = dist.group.WORLD if len(members) == 1 else dist.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    if len(members) == 1:
+        return world
+    made = _made.setdefault(world, {})
+    if str(members) not in made:
+        group = dist.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
+        assert isinstance(group, dist.ProcessGroup)
+        made[str(members)] = group
+    return made[str(members)]
 
 
 def _members(sizes: Mapping[str, int], axes: tuple[str, ...]) -> list[list[int]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hgc.backends.parity import reference as single
-from hgc.backends.parity.case import Case, Outcome, Reference
+from hgc.backends.parity.case import Case, Outcome, Reference, to_dtype
 from hgc.backends.parity.compare import Report, compare
 from hgc.backends.parity.worker import CASE, OUTCOME
 from hgc.errors import ArtifactError
@@ -47,9 +47,15 @@ def verify(
     if model is not None:
         stored = replace(stored, model=model)
     case = make_case(stored, dtype, steps, seed, optimizer)
-    expected = single.run(replace(stored, model=single.without_weights(stored.model)), case)
+    stored = replace(stored, model=single.without_weights(stored.model))
+    expected = single.run(stored, case)
+    truth = None if dtype == torch.float64 else single.run(stored, _first_step_in_float64(case)).gradients
     found = _launch(directory, case, plan.devices, timeout_s)
-    return compare(expected, found, dtype, plan.devices, str(plan.strategy))
+    return compare(expected, found, dtype, plan.devices, str(plan.strategy), truth)
+
+
+def _first_step_in_float64(case: Case) -> Case:
+    return replace(case, state=to_dtype(case.state, torch.float64), batches=case.batches[:1], dtype=torch.float64)
 
 
 def _plan(directory: Path) -> Plan:
@@ -61,7 +67,7 @@ def _plan(directory: Path) -> Plan:
 def make_case(stored: Reference, dtype: torch.dtype, steps: int, seed: int, optimizer: str = "sgd") -> Case:
     """Weights from the model or the seed; batches from the example, its rows rotated from step to step."""
     state = single.materialise(stored.model, seed)
-    converted = {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
+    converted = to_dtype(state, dtype)
     batches = [{name: _rotate(t, step) for name, t in stored.inputs.items()} for step in range(steps)]
     return Case(converted, batches, dtype, optimizer)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hgc import runtime
 from hgc.backends import torchrun
-from hgc.backends.parity.case import Case, Outcome, make_optimizer, precision, to_dtype, without_dropout
+from hgc.backends.parity.case import Case, Outcome, make_optimizer, precision, without_dropout
 
 CASE, OUTCOME = "case.pt", "outcome.pt"
 
@@ -25,7 +25,7 @@ def run_rank(model: Any, plan: Any, case: Case) -> Outcome:
     with without_dropout(), precision(case.dtype):
         for step, batch in enumerate(case.batches):
             optimizer.zero_grad()
-            losses.append(float(trainer.step(to_dtype(batch, case.dtype))))
+            losses.append(float(trainer.step(batch)))
             if step == 0:
                 gradients = {n: g.clone() for n, g in trainer.full_gradients().items() if g is not None}
             optimizer.step()

@@ -18,7 +18,7 @@ from hgc.ir.meaning import check_meaning
 from hgc.ir.placement import Invariant, Placement
 from hgc.ir.program import BODIES, STATE, Program
 from hgc.ir.rules import make_call
-from hgc.ir.rules.core import TO_THE_END, named_arguments
+from hgc.ir.rules.core import TO_THE_END, named_arguments, updated_arguments
 from hgc.ir.sizes import SHAPE_ARGUMENT, SLICE, SPLITS, SYM_SIZE, split_dim
 from hgc.ir.value import Value, info, is_size
 
@@ -58,6 +58,9 @@ def _verify_body(name: str, body: fx.GraphModule, mesh: dict[str, int], hints: d
             for axis in mesh:
                 _check_placement(name, node, axis, mesh, hints)
             _check_shape_argument(name, node, mesh)
+            for updated in updated_arguments(node):
+                if updated.op != "placeholder":
+                    raise VerifyError(f"block {name}: {name_of(node)} updates {updated.name!r}, which is a copy: the update would be lost")
 
 
 def _values(node: fx.Node) -> tuple[Value, ...]:

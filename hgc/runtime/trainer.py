@@ -26,7 +26,7 @@ class Trainer:
     """Trains ``model`` as ``plan`` says; see docs/design/runtime.md.
 
     ``state`` holds whole tensors under the user's names (parameters, buffers, constants), the same on every rank; what it lacks is
-    initialised from ``seed``. ``dtype`` replaces all floating dtypes; ``compute_dtype`` computes under autocast with the parameters
+    initialised from ``seed``. ``dtype`` replaces all floating dtypes, inputs too; ``compute_dtype`` computes under autocast with the parameters
     kept as they are.
     """
 
@@ -49,6 +49,7 @@ class Trainer:
         self.model.tie(plan.tied)
         self.micro_batches = micro_batches
         self._compute_dtype = compute_dtype
+        self._dtype = dtype
         values = self._by_declared_name({**_constants(model, plan), **(state or {})})
         self._entries = entries_of(self.model, plan, self.mesh)
 
@@ -105,6 +106,8 @@ class Trainer:
         return loss
 
     def _forward(self, part: Mapping[str, Tensor]) -> Tensor:
+        if self._dtype is not None:
+            part = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in part.items()}
         autocast = torch.autocast(self.mesh.device.type, self._compute_dtype) if self._compute_dtype else contextlib.nullcontext()
         with autocast:
             loss = self.model(**part)

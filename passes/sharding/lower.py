@@ -18,7 +18,7 @@ from hgc.errors import ShardingError
 from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard, is_whole
 from hgc.ir.program import BODIES, STATE, Program, copy_graph_module, new_root
 from hgc.ir.rules import Call, Case, cases, make_call, rule_for
-from hgc.ir.rules.core import overloads
+from hgc.ir.rules.core import overloads, updated_arguments
 from hgc.ir.sizes import SizeBuilder, rebuild_sizes
 from hgc.ir.value import Value, info, is_size, set_info
 from hgc.passes.sharding.kinds import Placements, settle_kinds
@@ -167,8 +167,9 @@ class _BodyLowering:
 
     def _place(self, node: fx.Node) -> None:
         call = self._make_call(node)
-        best = min(cases(call), key=lambda case: self._cost(call, case), default=None)
-        if best is None or math.isinf(self._cost(call, best)):
+        updated = updated_arguments(node)
+        best = min(cases(call), key=lambda case: self._cost(call, case, updated), default=None)
+        if best is None or math.isinf(self._cost(call, best, updated)):
             found = ", ".join(f"{o.node.name} is {o.found}" for o in call.operands)
             raise ShardingError(f"no rule places {node.name!r} ({node.target}) on axis {self.layout.axis!r}: {found}")
         if rule_for(node.target) is None and any(not is_whole(o.found) for o in call.operands):
@@ -182,9 +183,11 @@ class _BodyLowering:
         if call.operands and all(operand.node in self.stationary for operand in call.operands):
             self.stationary.add(node)
 
-    def _cost(self, call: Call, case: Case) -> float:
+    def _cost(self, call: Call, case: Case, updated: list[fx.Node]) -> float:
         total = 0.0
         for operand, wanted in zip(call.operands, case.inputs, strict=True):
+            if operand.found != wanted and operand.node in updated:
+                return math.inf
             total += self._price(operand.node, operand.found, wanted, self._bytes(operand.shape, operand.dtype.itemsize))
         return total
 

@@ -54,14 +54,14 @@ def before_loss(loss: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
 
 def weight_of(node: fx.Node) -> fx.Node | None:
     """The parameter placeholder behind a product's weight, through transposes and casts."""
-    return _behind(named_arguments(node)["weight"])
+    return _behind(named_arguments(node)["weight"], ("parameter",))
 
 
-def _behind(argument: Any) -> fx.Node | None:
+def _behind(argument: Any, roles: tuple[str, ...] = ("parameter", "buffer")) -> fx.Node | None:
     while isinstance(argument, fx.Node) and argument.op == "call_function" and argument.target in _VIEWS:
         argument = argument.args[0]
-    is_parameter = isinstance(argument, fx.Node) and argument.op == "placeholder" and info(argument).role == "parameter"
-    return argument if is_parameter else None
+    is_state = isinstance(argument, fx.Node) and argument.op == "placeholder" and info(argument).role in roles
+    return argument if is_state else None
 
 
 class _Finder:

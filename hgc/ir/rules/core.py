@@ -180,6 +180,20 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
     return named
 
 
+_UPDATED = {"aten::batch_norm": ("running_mean", "running_var"), "batch_norm": ("mean", "var")}
+"""Operators that update tensor arguments in place without saying so in a schema."""
+
+
+def updated_arguments(node: fx.Node) -> list[fx.Node]:
+    """Tensors that a call changes in place: they must be the buffers themselves, never copies."""
+    schema = getattr(node.target, "_schema", None)
+    given = named_arguments(node)
+    names = _UPDATED.get(schema.name if schema is not None else getattr(node.target, "__name__", ""), ())
+    if schema is not None and schema.is_mutable:
+        names = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    return [given[name] for name in names if isinstance(given[name], fx.Node)]
+
+
 def make_call(
     node: fx.Node,
     axis: str,

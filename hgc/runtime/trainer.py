@@ -26,8 +26,8 @@ class Trainer:
     """Trains ``model`` as ``plan`` says; see docs/design/runtime.md.
 
     ``state`` holds whole tensors under the user's names (parameters, buffers, constants), the same on every rank; what it lacks is
-    initialised from ``seed``. ``dtype`` replaces all floating dtypes, inputs too; ``compute_dtype`` computes under autocast with the parameters
-    kept as they are.
+    initialised from ``seed``. ``dtype`` replaces all floating dtypes, inputs too; ``compute_dtype`` computes under autocast with the
+    parameters kept as they are.
     """
 
     def __init__(

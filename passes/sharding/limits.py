@@ -18,6 +18,6 @@ def check_limits(program: Program, plan: Plan) -> None:
             )
         if found.meaning != "batch" and strategy.tp > 1 and strategy.sequence_parallel and found.hint % strategy.tp:
             raise ShardingError(
-                f"the {found.meaning} ({symbol}) is {found.hint}, which tp={strategy.tp} does not divide; pad to a multiple of {strategy.tp}, "
+                f"the {found.meaning} ({symbol}) is {found.hint}, which tp={strategy.tp} does not divide; pad to a multiple, "
                 "or use sequence_parallel=False"
             )

@@ -3,14 +3,14 @@
 ``forward`` of each candidate is wrapped, on the copy only. A traced call stands between ``hgc::enter`` and ``hgc::exit``; once
 two calls of a group were traced, further calls with the same kind of arguments become one ``hgc::call`` node each. That is sound
 if the two traced bodies are equal, if nothing leaves a body but its outputs, and if no forward reads the number that tells it from
-its siblings; all three are checked, and :class:`Refold` starts over without the shortcut if one fails.
+its siblings; all three are checked, and :class:`StartOver` starts over without the shortcut if one fails.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,34 +18,9 @@ from torch import Tensor, nn
 
 from hgc._torch_compat import flatten_tree, unflatten_tree
 from hgc.tracing.cells import Cell, FoldGroup, find_cells, fold_groups
+from hgc.tracing.shortcuts import Shortcuts
 
 _TRACED = 2
-
-
-@dataclass(frozen=True)
-class FoldPlan:
-    """``opened``: containers whose members are no blocks; ``whole``: fold groups that must be traced in full."""
-
-    fold: bool = True
-    opened: frozenset[str] = frozenset()
-    whole: frozenset[str] = frozenset()
-
-
-class Refold(Exception):
-    """The attempt must be repeated with another plan; ``reason`` goes into the program's report."""
-
-    def __init__(self, plan: FoldPlan, reason: str) -> None:
-        super().__init__(reason)
-        self.plan = plan
-        self.reason = reason
-
-
-def without_folding(plan: FoldPlan, group: str, reason: str) -> Refold:
-    return Refold(replace(plan, whole=plan.whole | {group}), reason)
-
-
-def opening(plan: FoldPlan, container: str) -> Refold:
-    return Refold(replace(plan, opened=plan.opened | {container}), "")
 
 
 @dataclass
@@ -70,15 +45,15 @@ class _Template:
 class Marking:
     """The wrapped forwards of one attempt and what they recorded; region ``i`` of the graph is ``calls[i]``."""
 
-    def __init__(self, model: nn.Module, plan: FoldPlan) -> None:
-        self.plan = plan
+    def __init__(self, model: nn.Module, shortcuts: Shortcuts) -> None:
+        self.shortcuts = shortcuts
         self.calls: list[CallRecord] = []
         self.classes = {path: type(module).__name__ for path, module in model.named_modules()}
         self.read_index: set[str] = set()
         self._templates: dict[tuple[str, str], _Template] = {}
-        for group in fold_groups(find_cells(model, plan.opened)):
+        for group in fold_groups(find_cells(model, shortcuts.opened)):
             for number, cell in enumerate(group.cells):
-                if number < _TRACED and plan.fold:
+                if number < _TRACED and shortcuts.fold:
                     self._watch_numbers(group, cell)
                 self._wrap(group, cell)
 
@@ -106,7 +81,7 @@ class Marking:
         record = CallRecord(cell, group, _argument_names(signature, args, kwargs), True)
         self.calls.append(record)
         template = self._templates.setdefault((group, _kind_of_call(leaves, spec)), _Template())
-        if self.plan.fold and group not in self.plan.whole and template.traced >= _TRACED and _is_simple(template):
+        if self.shortcuts.fold and group not in self.shortcuts.whole and template.traced >= _TRACED and _is_simple(template):
             record.traced = False
             like = [x for x in template.outputs if isinstance(x, Tensor)]
             return _restore(template.outputs, template.spec, torch.ops.hgc.call(region, tensors, like))

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from hgc.tracing.folding import CallRecord, FoldPlan, Marking, opening, without_folding
+from hgc.tracing.folding import CallRecord, Marking
 from hgc.tracing.leaves import CALL, ENTER, EXIT
+from hgc.tracing.shortcuts import Shortcuts, StartOver
 
 
 @dataclass
@@ -65,7 +66,7 @@ def _reads_marker(node: fx.Node) -> bool:
     return isinstance(source, fx.Node) and source.target in (ENTER, EXIT, CALL)
 
 
-def check_chains(graph: fx.Graph, items: list[Region | Glue], plan: FoldPlan) -> None:
+def check_chains(graph: fx.Graph, items: list[Region | Glue], shortcuts: Shortcuts) -> None:
     """Blocks follow one another; lists whose members all run side by side (experts, towers) are opened instead."""
     containers: dict[tuple[str, bool], list[int]] = defaultdict(list)
     regions = [item for item in items if isinstance(item, Region)]
@@ -76,7 +77,7 @@ def check_chains(graph: fx.Graph, items: list[Region | Glue], plan: FoldPlan) ->
     for (container, _), numbers in containers.items():
         if len(numbers) < 2 or any(upstream[later] >> earlier & 1 for earlier, later in itertools.pairwise(numbers)):
             continue
-        raise opening(plan, container)
+        raise StartOver(shortcuts.opening(container))
 
 
 def _upstream(graph: fx.Graph, regions: list[Region]) -> list[int]:
@@ -108,18 +109,19 @@ def escapes(region: Region) -> list[fx.Node]:
 
 
 def check_folded(items: list[Region | Glue], marking: Marking) -> None:
-    """Raise ``Refold`` for a group that was folded although a value leaves a body by another way than its outputs."""
+    """Raise ``StartOver`` for a group that was folded although a value leaves a body by another way than its outputs."""
     folded = {item.record.group for item in items if isinstance(item, Region) and not item.record.traced}
     for group in sorted(folded & marking.read_index):
-        raise without_folding(
-            marking.plan, group, f"{_what(items, group)} were traced one by one: they read the number that tells them apart."
+        raise StartOver(
+            marking.shortcuts.without_folding(group),
+            f"{_what(items, group)} were traced one by one: they read the number that tells them apart.",
         )
     for item in items:
         if isinstance(item, Region) and item.record.traced and item.record.group in folded:
             leaving = escapes(item)
             if leaving:
                 reason = f"{_what(items, item.record.group)} were traced one by one: {leaving[0].name} leaves them other than as an output."
-                raise without_folding(marking.plan, item.record.group, reason)
+                raise StartOver(marking.shortcuts.without_folding(item.record.group), reason)
 
 
 def _what(items: list[Region | Glue], group: str) -> str:

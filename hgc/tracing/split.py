@@ -12,10 +12,11 @@ from hgc.ir.program import BODIES, STATE, Program, new_root
 from hgc.ir.value import Info, Value, info, set_info
 from hgc.tracing.capture import Flat, output_of
 from hgc.tracing.extract import Cut, cut, relative_name
-from hgc.tracing.folding import Marking, without_folding
+from hgc.tracing.folding import Marking
 from hgc.tracing.glue import GlueNames
 from hgc.tracing.names import Namer, activation_name, class_name
 from hgc.tracing.regions import Glue, Region, check_chains, check_folded, escapes, read_regions
+from hgc.tracing.shortcuts import StartOver
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class _Builder:
                 kind = region.record.cell.kind
                 where = region.record.cell.container or "the model"
                 reason = f"The blocks {kind} in {where} were traced one by one: they look alike and compute differently."
-                raise without_folding(self.marking.plan, region.record.group, reason)
+                raise StartOver(self.marking.shortcuts.without_folding(region.record.group), reason)
 
     def _cut(self, nodes: Glue, wanted: dict[fx.Node, str], outputs: list[fx.Node], path: str) -> Cut:
         return cut(nodes, wanted, outputs, self.flat.holders, self.flat.state, path, list(self.flat.inputs))
@@ -149,9 +150,9 @@ def _single(found: Info) -> Value:
 
 
 def split(flat: Flat, marking: Marking, name: str) -> Program:
-    """Build the program; raises ``Refold`` if a block was folded that must not be."""
+    """Build the program; raises ``StartOver`` if a block was folded that must not be."""
     items = read_regions(flat.graph, marking)
-    check_chains(flat.graph, items, marking.plan)
+    check_chains(flat.graph, items, marking.shortcuts)
     check_folded(items, marking)
     builder = _Builder(flat, marking)
     cells = [item.record.cell for item in items if isinstance(item, Region)]

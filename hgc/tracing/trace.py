@@ -16,10 +16,11 @@ from hgc.tracing.calling import Caller, Loss, make_caller
 from hgc.tracing.capture import capture
 from hgc.tracing.copying import copy_structure
 from hgc.tracing.dims import Dims, DynamicSpec, choose_dims, exact, meaning, without
-from hgc.tracing.folding import FoldPlan, Marking, Refold
+from hgc.tracing.folding import Marking
 from hgc.tracing.gradients import mark_gradients
 from hgc.tracing.normalise import normalise
 from hgc.tracing.prune import prune
+from hgc.tracing.shortcuts import Shortcuts, StartOver
 from hgc.tracing.split import split
 
 
@@ -57,16 +58,16 @@ def trace(
     dims = choose_dims(tensors, dynamic)
     job = _Job(model, tensors, caller, name or type(model).__name__)
     try:
-        outcome = job.run(dims, FoldPlan(fold))
+        outcome = job.run(dims, Shortcuts(fold))
     except TraceError:
         dims = exact(dims)
-        outcome = job.run(dims, FoldPlan(fold))
+        outcome = job.run(dims, Shortcuts(fold))
     if violated(outcome.program.assumptions, {symbol: max(found.hint, 2) for symbol, found in outcome.program.symbols.items()}):
         dims = exact(dims)
-        outcome = job.run(dims, FoldPlan(fold))
+        outcome = job.run(dims, Shortcuts(fold))
     wrong = [label for label, size in outcome.pinned.items() if size != dims.hints[label]]
     if wrong:
-        outcome = job.run(without(dims, wrong), FoldPlan(fold))
+        outcome = job.run(without(dims, wrong), Shortcuts(fold))
     for label in dict.fromkeys([*outcome.pinned, *wrong]):
         what = f"{meaning(label, dims.names)} size ({label})"
         outcome.program.report.append(
@@ -90,25 +91,25 @@ class _Job:
     caller: Caller
     name: str
 
-    def run(self, dims: Dims, plan: FoldPlan) -> _Outcome:
+    def run(self, dims: Dims, shortcuts: Shortcuts) -> _Outcome:
         """Trace, and start over without a shortcut whenever one turns out to be unsound."""
         notes = []
         while True:
             try:
-                outcome = self._attempt(dims, plan)
-            except Refold as again:
-                plan = again.plan
+                outcome = self._attempt(dims, shortcuts)
+            except StartOver as again:
+                shortcuts = again.shortcuts
                 notes += [again.reason] if again.reason else []
             else:
                 outcome.program.report += notes
                 return outcome
 
-    def _attempt(self, dims: Dims, plan: FoldPlan) -> _Outcome:
+    def _attempt(self, dims: Dims, shortcuts: Shortcuts) -> _Outcome:
         copied = copy_structure(self.model)
-        with adapters.prepared(copied.model, set(self.tensors)):
-            marking = Marking(copied.model, plan)
+        with adapters.prepared(copied.model, set(self.tensors), shortcuts):
+            marking = Marking(copied.model, shortcuts)
             flat = capture(copied, self.tensors, self.caller, dims)
-        flat.report += normalise(flat.graph, flat.holders)
+        flat.report += normalise(flat.graph, flat.holders, flat.state, flat.symbols)
         program = split(flat, marking, self.name)
         prune(program)
         mark_gradients(program)

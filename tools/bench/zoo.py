@@ -21,14 +21,16 @@ _VOCABULARY = 96
 class ZooEntry:
     """``build("small")`` has random weights and runs in milliseconds, ``build("full")`` is the published size; ``batch(b, s)`` fits both.
 
-    ``minimum`` is the smallest sequence that ``batch`` can make; ``sequence`` tells whether the model has a sequence at all.
+    ``minimum`` is the smallest sequence that ``batch`` can make, ``step`` what sequences must differ by; ``sequence`` tells whether
+    the model has one.
     """
 
     name: str
     build: Callable[[str], nn.Module]
     batch: Callable[[int, int], Batch]
     loss: Loss | None = None
-    minimum: int = 2
+    minimum: int = 4
+    step: int = 1
     sequence: bool = True
 
 
@@ -112,7 +114,7 @@ def _language() -> list[ZooEntry]:
         ZooEntry("BERT", _hf("BertForMaskedLM", "BertConfig", _SMALL), _lm_padded),
         ZooEntry("RoBERTa", _hf("RobertaForMaskedLM", "RobertaConfig", {**_SMALL, **_TOKENS, "max_position_embeddings": 80}), _lm),
         ZooEntry("ALBERT", _hf("AlbertForMaskedLM", "AlbertConfig", {**_SMALL, "embedding_size": 16}), _lm),
-        ZooEntry("Mamba-2", _hf("Mamba2ForCausalLM", "Mamba2Config", _MAMBA, vocab_size=_VOCABULARY), _lm),
+        ZooEntry("Mamba-2", _hf("Mamba2ForCausalLM", "Mamba2Config", _MAMBA, vocab_size=_VOCABULARY), _lm, minimum=8, step=8),
     ]
 
 
@@ -155,7 +157,7 @@ def _sequence_to_sequence() -> list[ZooEntry]:
             _hf("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig", switch, decoder_start_token_id=0),
             _seq2seq_masked,
         ),
-        ZooEntry("Whisper", _hf("WhisperForConditionalGeneration", "WhisperConfig", whisper), speech, minimum=4),
+        ZooEntry("Whisper", _hf("WhisperForConditionalGeneration", "WhisperConfig", whisper), speech),
     ]
 
 
@@ -172,7 +174,7 @@ def _vision() -> list[ZooEntry]:
     return [
         ZooEntry("ViT", _hf("ViTForImageClassification", "ViTConfig", vit, **classes), _labelled_images(32), sequence=False),
         ZooEntry("Swin", _hf("SwinForImageClassification", "SwinConfig", swin, **classes), _labelled_images(32), sequence=False),
-        ZooEntry("CLIP", _hf("CLIPModel", "CLIPConfig", clip), captions, minimum=4),
+        ZooEntry("CLIP", _hf("CLIPModel", "CLIPConfig", clip), captions),
         ZooEntry("LLaVA", _llava(vit), _images_in_text, minimum=24),
         ZooEntry("Qwen2-VL", _qwen2_vl(), _patches_in_text, minimum=24),
     ]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hgc.tracing import leaves  # noqa: F401  (registers the operators)
+from hgc.tracing.shortcuts import Shortcuts, StartOver
 
 
 def applies(model: nn.Module) -> bool:
@@ -19,8 +22,20 @@ def applies(model: nn.Module) -> bool:
     return library is not None and any(isinstance(m, library.PreTrainedModel) for m in model.modules())
 
 
+@dataclass
+class _Windows:
+    """Sliding windows that masks would have held, and those that attention functions were told of."""
+
+    trusted: bool
+    left_out: set[int] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
+
+
+_windows: ContextVar[_Windows] = ContextVar("hgc_windows")
+
+
 @contextmanager
-def prepared(model: nn.Module, inputs: set[str]) -> Iterator[None]:
+def prepared(model: nn.Module, inputs: set[str], shortcuts: Shortcuts) -> Iterator[None]:
     """Configure the copy; while tracing, position ids that the model makes itself are known to be one sequence a row."""
     from transformers import masking_utils
 
@@ -34,10 +49,15 @@ def prepared(model: nn.Module, inputs: set[str]) -> Iterator[None]:
     find_packed = masking_utils.find_packed_sequence_indices
     if "position_ids" not in inputs:
         masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    windows = _Windows(shortcuts.windows)
+    token = _windows.set(windows)
     try:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = find_packed
+        _windows.reset(token)
+    if not windows.left_out <= windows.told:
+        raise StartOver(shortcuts.with_masks(), "Sliding windows are masks: the model's attention is not told its window.")
 
 
 def _configure(config: Any) -> None:
@@ -99,6 +119,8 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is not None:  # it holds causality and the window already
         causal, sliding_window = False, None
+    elif sliding_window:
+        _windows.get().told.add(int(sliding_window))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = torch.ops.hgc.attention(
         query,
@@ -134,8 +156,12 @@ def attention_mask(
     """A mask function of ``AttentionMaskInterface``: no tensor where attributes of the attention say the same."""
     from transformers.masking_utils import sdpa_mask
 
+    windows = _windows.get()
+    causal = allow_is_causal_skip and (local_size is None or windows.trusted)
     bidirectional = allow_is_bidirectional_skip and local_size is None
-    if attention_mask is None and (allow_is_causal_skip or bidirectional):
+    if attention_mask is None and (causal or bidirectional):
+        if local_size is not None:
+            windows.left_out.add(local_size)
         return None
     mask = sdpa_mask(batch_size, q_length, kv_length, attention_mask=attention_mask, allow_is_causal_skip=False, **kwargs)
     assert mask is None or isinstance(mask, Tensor)

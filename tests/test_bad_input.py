@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hgc
+from hgc.backends import parity
 from hgc.cluster import Cluster
 from hgc.errors import HgcError
 from hgc.plan import Plan, Strategy
@@ -157,9 +158,8 @@ FOLDER = [
         "there/plan.json: the plan is not valid JSON",
         _files(**{"there/program__py": "", "there/plan__json": "{"}),
     ),
-    Mistake(f"compile {HERE}:works --devices 4 -o file", "'file' is a file; give a folder", _files(file="x")),
+    Mistake(f"compile {HERE}:works --devices 4 -o file", "file is a file; give a folder", _files(file="x")),
     Mistake(f"compile {HERE}:works --devices 4 -o there", "holds files that hgc did not write", _files(**{"there/note__txt": "x"})),
-    Mistake(f"compile {HERE}:works --devices 4 -o no/where/out", "there is no folder 'no/where'; create it first"),
 ]
 
 
@@ -211,3 +211,29 @@ def test_python(call: Callable[[], Any], says: str, tmp_path: Path, monkeypatch:
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_save_leaves_the_old_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interruption comes when everything but the last file is written."""
+    model, inputs = small_models.works()
+    executable = hgc.compile(model, inputs, plan="dp2")
+    executable.save(tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parity, "pack", interrupted)
+    for target in ("out", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            executable.save(tmp_path / target)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_plan_of_another_model(tmp_path: Path) -> None:
+    model, inputs = small_models.works()
+    hgc.compile(model, inputs, plan="dp2").plan.save(tmp_path / "plan.json")
+    other, inputs = small_models.wider()
+    with pytest.raises(HgcError, match=r"the plan was made for program \w{12}, this program is \w{12}; make a new plan"):
+        hgc.compile(other, inputs, plan=str(tmp_path / "plan.json"))

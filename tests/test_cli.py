@@ -58,6 +58,36 @@ def test_plan_file_is_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "the plan was made for program" in capsys.readouterr().err
 
 
+def test_compile_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    assert main(["compile", "tests.small_models:works", "--devices", "2", "--plan", "dp2", "-o", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"torchrun --nproc-per-node 2 {folder / 'program.py'} --steps 20" in said
+    assert f"hgc verify {folder}" in said
+    assert Plan.load(folder / "plan.json").strategy == Strategy(dp=2)
+    assert main(["show", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "dp 2 = 2 devices" in shown
+    assert "Model(rt.Model)" in shown
+    assert str(folder / "program.py") in shown
+
+
+@pytest.mark.distributed
+def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compares, writes JSON, and tells a program that was broken by hand."""
+    folder, numbers = tmp_path / "out", tmp_path / "numbers.json"
+    assert main(["compile", "tests.small_models:works", "--devices", "2", "--plan", "dp2", "-o", str(folder)]) == 0
+    assert main(["verify", str(folder), "--json", str(numbers)]) == 0
+    assert json.loads(numbers.read_text())["ok"] is True
+    assert "equal" in capsys.readouterr().out
+    program = folder / "program.py"
+    broken = program.read_text().replace("F.relu(", "F.gelu(")
+    assert broken != program.read_text()
+    program.write_text(broken)
+    assert main(["verify", str(folder)]) == 1
+    assert "DIFFER" in capsys.readouterr().out
+
+
 def test_cluster_file(tmp_path: Path) -> None:
     from hgc.cluster import Cluster
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hgc import compiler, records
-from hgc.backends import parity
+from hgc.backends import parity, torchrun
 from hgc.cluster import Cluster
 from hgc.errors import ArtifactError, HgcError
 from hgc.plan import Plan, Strategy
@@ -22,7 +22,7 @@ PROGRAM, PLAN, PICTURES = "program.py", "plan.json", ("graph.svg", "graph.dot")
 
 def compile_command(request: argparse.Namespace) -> int:
     """Compile a model and save the executable."""
-    _check_output(request.output)
+    torchrun.check_target(Path(request.output))
     cluster, executable = _compile(request)
     with stage("write"):
         folder = executable.save(request.output)
@@ -105,16 +105,6 @@ def _plan(text: str, cluster: Cluster) -> Plan | Literal["auto"]:
     plan = Plan.load(text) if text.endswith(".json") or Path(text).is_file() else Plan(Strategy.parse(text))
     plan.validate(cluster.devices)
     return plan
-
-
-def _check_output(name: str) -> None:
-    folder = Path(name)
-    if folder.exists() and not folder.is_dir():
-        raise ArtifactError(f"{name!r} is a file; give a folder for the program")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / PROGRAM).exists():
-        raise ArtifactError(f"{name!r} holds files that hgc did not write; give a new folder, or empty this one")
-    if not folder.resolve().parent.is_dir():
-        raise ArtifactError(f"{name!r} cannot be made: there is no folder {str(folder.parent)!r}; create it first")
 
 
 def _processes(cluster: Cluster) -> str:

@@ -113,24 +113,20 @@ class ForwardPrinter:
     def _loop(self, loop: Loop, position: int) -> list[str]:
         chains = self._chains(loop, position)
         before = [f"{chain.variable} = {self.variables[chain.start]}" for chain in chains if chain.variable != self.variables[chain.start]]
-        inside: dict[Slot, str] = {}
-        after: list[str] = []
-        for slot, result in _slots(loop.body).items():
-            own = [chain for chain in chains if chain.slot == slot]
-            direct = own[0] if own and not _read_behind(loop, own[0], slot) else None
-            inside[slot] = direct.variable if direct else self.scope.take(self._base(result))
-            after += [f"{chain.variable} = {inside[slot]}" for chain in own if chain is not direct]
-        variable = self.scope.take(_singular(loop.body[0].group), "block")
-        header, targets = _header(loop, variable)
-        body = [line for number in range(len(loop.body)) for line in self._loop_call(loop, number, targets[number], chains, inside)]
-        self.scope.release(variable)
+        counter = self.scope.take(_singular(loop.body[0].group), "block")
+        header, targets = _header(loop, counter)
+        body, names = self._loop_body(loop, position, targets, chains)
+        moved = [(c.variable, names[c.slot]) for c in chains if names[c.slot] != c.variable]
+        after = [f"{', '.join(to for to, _ in moved)} = {', '.join(source for _, source in moved)}"] if moved else []
+        self.scope.release(counter)
         self._release(position)
+        for chain in chains:
+            self.scope.release(chain.variable)
         finals = _slots(loop.last)
-        for slot, name in inside.items():
-            if slot in finals:
+        for slot, name in names.items():
+            if slot in finals and self.last.get(finals[slot], -1) > position:
                 self._hold(finals[slot], name)
-            if slot not in finals or self.last.get(finals[slot], -1) <= position:
-                self.scope.release(name)
+                self.scope.hold(name)
         return [*before, header, *indent([*body, *after])]
 
     def _chains(self, loop: Loop, position: int) -> list[_Chain]:
@@ -146,39 +142,63 @@ class ForwardPrinter:
             if self.last[start] > position or start in shared or variable in taken:
                 variable = self.scope.take(self._base(loop.body[slot[0]].results[slot[1]] or start))
             taken.add(variable)
-            chains.append(_Chain(start, slot, variable))
+            read = max(a for (a, b), s in loop.carried.items() if s == slot and loop.body[a].arguments[b] is start)
+            chains.append(_Chain(start, slot, variable, read))
         return chains
 
-    def _loop_call(self, loop: Loop, number: int, target: str, chains: Sequence[_Chain], inside: Mapping[Slot, str]) -> list[str]:
-        call = loop.body[number]
-        own = {node: inside[slot] for slot, node in _slots(loop.body).items()}
-        arguments = []
-        for j, node in enumerate(call.arguments):
-            if (number, j) in loop.carried:
-                slot = loop.carried[number, j]
-                arguments.append(next(c.variable for c in chains if c.start is node and c.slot == slot))
-            else:
-                arguments.append(own.get(node) or self.variables[node])
-        names = [inside.get((number, j)) for j in range(len(call.results))]
-        return wrapped(self._assign(call, f"{target}({', '.join(arguments)})", names), ROOM - 4)
+    def _loop_body(self, loop: Loop, position: int, targets: Sequence[str], chains: Sequence[_Chain]) -> tuple[list[str], dict[Slot, str]]:
+        """Statements of the body, and the variable of each result when the body ends (or when it is read last)."""
+        own = {node: slot for slot, node in _slots(loop.body).items()}
+        outlives = {slot for slot, node in _slots(loop.last).items() if self.last.get(node, -1) > position} | {c.slot for c in chains}
+        last_read = {own[a]: i for i, call in enumerate(loop.body) for a in call.arguments if a in own}
+        names: dict[Slot, str] = {}
+        lines: list[str] = []
+        for number, call in enumerate(loop.body):
+            arguments = []
+            for j, node in enumerate(call.arguments):
+                slot = loop.carried.get((number, j))
+                chain = next((c for c in chains if c.start is node and c.slot == slot), None)
+                arguments.append(chain.variable if chain else names[own[node]] if node in own else self.variables[node])
+            for variable in [c.variable for c in chains if c.last_read == number]:
+                self.scope.release(variable)
+            for slot in [s for s, i in last_read.items() if i == number and s not in outlives]:
+                self.scope.release(names[slot])
+            results: list[str | None] = []
+            for j, result in enumerate(call.results):
+                results.append(None if result is None else self._result_name(result, (number, j), chains))
+                if result is not None:
+                    names[number, j] = results[-1] or ""
+                    if (number, j) not in outlives and (number, j) not in last_read:
+                        self.scope.release(names[number, j])
+            lines += wrapped(self._assign(call, f"{targets[number]}({', '.join(arguments)})", results), ROOM - 4)
+        for slot in outlives & names.keys():
+            self.scope.release(names[slot])
+        return lines, names
+
+    def _result_name(self, result: fx.Node, slot: Slot, chains: Sequence[_Chain]) -> str:
+        """The variable that carries the result into the next repetition, if nothing else needs it now."""
+        for chain in chains:
+            if chain.slot == slot and self.scope.is_free(chain.variable):
+                self.scope.hold(chain.variable)
+                return chain.variable
+        return self.scope.take(self._base(result))
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """``variable`` enters the loop with the value of ``start`` and is the result ``slot`` of each repetition in the next."""
+    """``variable`` enters the loop with the value of ``start`` and is the result ``slot`` of each repetition in the next.
+
+    Call number ``last_read`` of the body is the last that reads the old value.
+    """
 
     start: fx.Node
     slot: Slot
     variable: str
+    last_read: int
 
 
 def _slots(calls: Sequence[Call]) -> dict[Slot, fx.Node]:
     return {(i, j): node for i, call in enumerate(calls) for j, node in enumerate(call.results) if node is not None}
-
-
-def _read_behind(loop: Loop, chain: _Chain, slot: Slot) -> bool:
-    """Is the old value of the chain read after the call that computes the new one?"""
-    return any(i > slot[0] and found == slot and loop.body[i].arguments[j] is chain.start for (i, j), found in loop.carried.items())
 
 
 def _header(loop: Loop, variable: str) -> tuple[str, list[str]]:

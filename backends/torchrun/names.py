@@ -52,6 +52,10 @@ class Scope:
     def is_free(self, name: str) -> bool:
         return name not in self._held
 
+    def hold(self, name: str) -> None:
+        """Keep a name that was handed out before."""
+        self._held.add(name)
+
     def release(self, name: str) -> None:
         """Let another holder have the name."""
         self._held.discard(name)

@@ -18,13 +18,13 @@ _FORMS = frozenset(
     """reshape view transpose permute expand unsqueeze squeeze flatten contiguous clone detach slice select to type_as repeat_interleave roll flip t dropout
     neg abs relu relu6 gelu silu tanh sigmoid elu selu mish hardswish leaky_relu softplus exp log sqrt square clamp clamp_min clamp_max masked_fill
     pad constant_pad_nd index index_select gather tril triu movedim unflatten swapaxes glu max_pool1d max_pool2d avg_pool2d adaptive_avg_pool2d
-    mean sum cumsum split chunk unbind split_with_sizes getitem repeat tile copy_in masked_scatter index_put slice_scatter normal cat stack""".split()
+    mean sum cumsum split chunk unbind split_with_sizes getitem repeat tile copy_in masked_scatter index_put slice_scatter normal cat stack numpy_T""".split()
 )
 """Operators whose result is another form of their first operand and keeps its name."""
 
 _ARITHMETIC = frozenset("add sub mul div where rsub maximum minimum lerp addcmul pow matmul bmm remainder min max".split())
 LOSSES = frozenset("cross_entropy cross_entropy_loss nll_loss_nd binary_cross_entropy_with_logits".split())
-_UNNAMED_MODULES = frozenset("dropout gelu silu relu tanh sigmoid mul to split chunk".split())
+_UNNAMED_MODULES = frozenset("dropout gelu silu relu tanh sigmoid split chunk".split())
 """Modules of one such operator say nothing that the operator does not."""
 
 _OWN = {
@@ -58,6 +58,16 @@ def stem(node: fx.Node) -> str:
     return operator_label(node)
 
 
+_SEVERAL = {
+    "moe_dispatch": ("rows", "offsets", "order"),
+    "topk": ("top", "indices"),
+    "sort": ("ordered", "indices"),
+    "max": ("highest", "indices"),
+    "min": ("lowest", "indices"),
+}
+"""Operators with several outputs that mean different things."""
+
+
 class Names:
     """Base names of the values of one body; :class:`~hgc.backends.torchrun.names.Scope` makes them unique where they live."""
 
@@ -84,6 +94,8 @@ class Names:
         if node.op == "placeholder":
             return last_part(info(node).path)
         kind = stem(node)
+        if kind == "getitem" and stem(node.all_input_nodes[0]) in _SEVERAL:
+            return _SEVERAL[stem(node.all_input_nodes[0])][int(str(node.args[1]))]
         if kind in ("cos", "sin"):
             return kind
         users = [user for user in node.users if user.op == "call_function"]
@@ -92,7 +104,7 @@ class Names:
         if kind in _OWN:
             return _OWN[kind]
         if any(stem(user) in LOSSES and user.args[0] is node for user in users):
-            return "logits" if kind in _FORMS else last_part(info(node).path) or kind
+            return last_part(info(node).path) if kind in NAMED_BY_MODULE and info(node).path else "logits"
         if kind in NAMED_BY_MODULE:
             return last_part(info(node).path) or kind
         if kind == "mean" and _is_square(operands_of(node)[0]):

@@ -27,6 +27,11 @@ _CHEAP = _VIEWS | frozenset(
 )
 
 
+_SUMS = frozenset("add sub mul div matmul rsub bitwise_and bitwise_or".split())
+_SHORT = 40
+"""Characters of ``name = a + b`` up to which ``a + b`` may be the operand of a call."""
+
+
 @dataclass(frozen=True)
 class Statement:
     """``results = node``: the node itself, or one result for each output of an operator with several (``None``: not used)."""
@@ -57,7 +62,9 @@ def lay_out(
     single = {node: sorted(_single_uses(node, kept) - returned - unpacked, key=nodes.index) for node in nodes if node not in unpacked}
     for node, operands in single.items():
         for operand in operands:
-            if _reads_well(operand, node, stem, barrier) and length(node, inlined | {operand}) <= LONGEST:
+            if not _reads_well(operand, node, stem, barrier) or length(node, inlined | {operand}) > LONGEST:
+                continue
+            if stem(node) in _SUMS or stem(operand) not in _SUMS or length(operand, inlined) <= _SHORT:
                 inlined.add(operand)
     for node, operands in single.items():
         for operand in operands:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -152,6 +153,11 @@ class SizeBuilder:
                 first = self._node(function, (first, other), expr)
             assert isinstance(first, fx.Node)
             return first
+        if any(re.fullmatch(r"z?uf?\d+", str(s)) for s in expr.free_symbols):  # torch's names for what only running can tell
+            raise TraceError(
+                "The model reads the value of a tensor as a number (.item(), int() or float() of it), which differs from batch to batch; "
+                "keep it a tensor, or pass the number as a constant input."
+            )
         raise TraceError(
             f"The model computes the size {expr}, which hgc cannot rebuild from tensor shapes; "
             "pass dynamic={} to trace with the example's sizes only."

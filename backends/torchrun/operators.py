@@ -262,28 +262,28 @@ def _cast(o: Operation) -> Expression | None:
 def _attention(o: Operation) -> Expression:
     """torch's own function where it says everything."""
     plain = o["sinks"] is None and not o["softcap"] and not o["window"] and not (o["dropout"] and o["random_axes"])
-    if not plain or (o["causal"] and o["bias"] is not None):
-        given = [f"{name}={o.text(name)}" for name in list(o.arguments)[3:] if name != "random_axes" or o[name]]
-        return call("ops.attention", [o.text("q"), o.text("k"), o.text("v"), *given])
     q, k = (value(o[name]).shape for name in ("q", "k"))
+    texts = {name: "" if o.is_default(name) else o.text(name) for name in list(o.arguments)[3:]}
+    inputs = [o.text(name) for name in "qkv"]
+    if not plain or (o["causal"] and o["bias"] is not None):
+        texts["scale"] = "" if o["scale"] is None else _scale(o["scale"], q[3], int(q[3]) ** -0.5 if q[3].is_Integer else None)
+        return call("ops.attention", [*inputs, *(f"{name}={text}" for name, text in texts.items() if text)])
     optional = {
-        "attn_mask": "" if o["bias"] is None else o.text("bias"),
-        "dropout_p": o.text("dropout") if o["dropout"] else "",
-        "is_causal": "True" if o["causal"] else "",
-        "scale": _scale(o["scale"], q[3]),
+        "attn_mask": texts["bias"],
+        "dropout_p": texts["dropout"],
+        "is_causal": texts["causal"],
+        "scale": "" if o["scale"] is None else _scale(o["scale"], q[3], 1.0 / math.sqrt(int(q[3])) if q[3].is_Integer else None),
         "enable_gqa": "True" if q[1] != k[1] else "",
     }
-    given = [f"{name}={text}" for name, text in optional.items() if text]
-    return call("F.scaled_dot_product_attention", [o.text("q"), o.text("k"), o.text("v"), *given])
+    return call("F.scaled_dot_product_attention", [*inputs, *(f"{name}={text}" for name, text in optional.items() if text)])
 
 
-def _scale(scale: float, size: Size) -> str:
-    """Nothing for torch's own scale, ``64**-0.5`` where that is the very same number, which models like to write."""
-    if not size.is_Integer:
-        return number(scale).text
-    if scale == 1.0 / math.sqrt(int(size)):
+def _scale(scale: float, size: Size, default: float | None) -> str:
+    """Nothing for the function's own scale, ``64**-0.5`` where that is the very same number, which models like to write."""
+    if scale == default:
         return ""
-    return f"{int(size)}**-0.5" if scale == int(size) ** -0.5 else number(scale).text
+    power = size.is_Integer and scale == int(size) ** -0.5
+    return f"{int(size)}**-0.5" if power else number(scale).text
 
 
 def _cross_entropy(o: Operation) -> Expression | None:

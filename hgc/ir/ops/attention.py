@@ -13,13 +13,13 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    causal: bool,
-    window: int,
-    scale: float,
-    softcap: float,
-    dropout: float,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    dropout: float = 0.0,
     random_axes: tuple[str, ...] = (),
 ) -> Tensor:
     """``softmax(cap(q @ k.T * scale) + bias, masked) @ v``.
@@ -32,13 +32,14 @@ def attention(
         sinks: [H], one more score for each row that takes part in the softmax and has no value
         causal: row i attends to columns ``j <= i`` (rows and columns aligned at zero)
         window: with ``window > 0`` row i attends to columns ``j > i - window`` only
-        scale: factor of the scores
+        scale: factor of the scores, by default ``D ** -0.5``
         softcap: with ``softcap > 0`` the scores are ``softcap * tanh(scores / softcap)``
         dropout: probability of dropping an attention weight; 0 outside training
         random_axes: mesh axes along which the dropped weights differ
 
     Returns [B, H, S, E] in ``q``'s dtype; the memory order is the kernel's.
     """
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     with _random(dropout, random_axes):
         if sinks is None and not softcap:
             return _fused(q, k, v, bias, causal, window, scale, dropout)

@@ -59,8 +59,8 @@ def batch_norm(
     mean: Tensor | None,
     var: Tensor | None,
     training: bool,
-    momentum: float,
-    eps: float,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
     batch_axes: tuple[str, ...] = (),
 ) -> Tensor:
     """``F.batch_norm`` of ``x`` ``[N, C, ...]`` with the rows of all ranks of ``batch_axes`` as one batch.

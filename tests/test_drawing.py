@@ -130,7 +130,7 @@ def test_without_dot_the_source_is_written(tmp_path: Path, monkeypatch: pytest.M
     draw(layered_program(["Layer"] * 4), tmp_path / "graph.svg")
     said = capsys.readouterr().out
     assert said.count("\n") == 1
-    assert f"dot -Tsvg {tmp_path / 'graph.dot'} -o {tmp_path / 'graph.svg'}" in said
+    assert "for the picture run, beside it: dot -Tsvg graph.dot -o graph.svg" in said
     assert (tmp_path / "graph.dot").read_text().startswith("digraph")
     assert not (tmp_path / "graph.svg").exists()
 

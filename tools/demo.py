@@ -50,22 +50,22 @@ def main(arguments: list[str]) -> int:
     return 0 if ok else 1
 
 
-def run(folder: Path) -> tuple[list[Row], bool]:
+def run(folder: Path, steps: int = STEPS) -> tuple[list[Row], bool]:
     """Every step of the demo: what was done and whether the program equals the model."""
     say(f"compiling {CONFIG.name} for {DEVICES} processes, plan {PLAN!r}")
     executable, compile_s = _timed(lambda: _compile(folder))
     program = executable.program
     blocks = len(list(program.blocks()))
     compiled = f"{blocks} blocks, {len(program.bodies)} distinct -> {_lines(folder / 'program.py')} lines of program.py"
-    say(f"training it for {STEPS} steps with torchrun, on sequences that count (examples/counting.py)")
-    losses, train_s = _timed(lambda: _train(folder))
+    say(f"training it for {steps} steps with torchrun, on sequences that count (examples/counting.py)")
+    losses, train_s = _timed(lambda: _train(folder, steps))
     say("comparing it with the model: loss, every gradient, weights after 10 optimizer steps")
     report, verify_s = _timed(lambda: parity.verify(folder))
     say("drawing it")
     picture, draw_s = _timed(lambda: _draw(executable, folder))
     rows = [
         Row("compile", compiled, compile_s),
-        Row(f"train {STEPS} steps", losses, train_s),
+        Row(f"train {steps} steps", losses, train_s),
         Row("verify", _verdict(report), verify_s),
         Row("draw", picture, draw_s),
     ]
@@ -79,10 +79,10 @@ def _compile(folder: Path) -> compiler.Executable:
     return executable
 
 
-def _train(folder: Path) -> str:
+def _train(folder: Path, steps: int) -> str:
     """Run the emitted program as a user would and show what it prints; returns the first and the last loss."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(DEVICES)]
-    command += [str(folder / "program.py"), "--steps", str(STEPS), "--lr", "1e-3", "--log-every", "5", "--data", "counting:batches"]
+    command += [str(folder / "program.py"), "--steps", str(steps), "--lr", "1e-3", "--log-every", "5", "--data", "counting:batches"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path])}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -34,7 +34,8 @@ class Drawing(graphviz.Source):  # type: ignore[misc]
         if image is not None:
             return Written(_replace(target, image))
         source = _replace(target.with_suffix(".dot"), self.source.encode())
-        return Written(source, f"{why}: wrote {source} instead; for the picture run: dot -T{ending} {source} -o {target}")
+        command = f"dot -T{ending} {source.name} -o {target.name}"
+        return Written(source, f"{why}: wrote {source.name} instead of {target.name}; for the picture run, beside it: {command}")
 
 
 @dataclass(frozen=True)

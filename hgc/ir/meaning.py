@@ -58,14 +58,24 @@ def _compare(name: str, graph: fx.Graph, reference: fx.Graph, mesh: Mapping[str,
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     match: dict[fx.Node, fx.Node] = dict(zip(placeholders, originals, strict=True))
     used: set[fx.Node] = set()
+    live, original = _live(graph), _live(reference)
     for node in graph.nodes:
-        if node.op == "call_function" and not is_size(node):
+        if node.op == "call_function" and not is_size(node) and node in live:
             match[node] = _match(name, node, match, table, used, mesh)
         elif node.op == "output":
             _check_outputs(name, node, match, reference)
-    forgotten = [n for n in reference.nodes if n.op == "call_function" and not is_size(n) and n.users and n not in used]
+    forgotten = [n for n in reference.nodes if n.op == "call_function" and not is_size(n) and n in original and n not in used]
     if forgotten:
         raise VerifyError(f"block {name} lost {forgotten[0].name!r} ({forgotten[0].target}) of the model")
+
+
+def _live(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that the outputs depend on; what else a graph computes has no meaning."""
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or any(user in live for user in node.users):
+            live.add(node)
+    return live
 
 
 def _match(

@@ -51,7 +51,7 @@ def _verify_body(name: str, body: fx.GraphModule, mesh: dict[str, int], hints: d
                 f"node {node.name!r} of block {name} has no hgc information; a pass that inserts nodes must set it (hgc.ir.value.set_info)"
             )
         if is_size(node):
-            _check_size(name, node, mesh)
+            _check_size(name, node, mesh, hints)
             continue
         _check_axes(name, node, mesh)
         if node.op == "call_function":
@@ -104,25 +104,30 @@ def _local(value: Value, mesh: dict[str, int]) -> tuple[Any, ...]:
     return value.local_shape(mesh)
 
 
-def _check_size(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
-    """A size node must compute what it claims."""
+def _check_size(name: str, node: fx.Node, mesh: dict[str, int], hints: dict[sympy.Symbol, int]) -> None:
+    """A size node must compute what it claims, for two choices of all symbols."""
     known = info(node).size
-    args = [info(a).size if isinstance(a, fx.Node) and is_size(a) else a for a in node.args]
+    assert known is not None
+    for factor in (1, 3):
+        numbers = {symbol: factor * hint for symbol, hint in hints.items()}
+        claimed, computed = _number(known, numbers), _size_of(node, mesh, numbers)
+        if claimed != computed:
+            given = ", ".join(f"{symbol} = {numbers[symbol]}" for symbol in sorted(known.free_symbols, key=str))
+            raise VerifyError(f"block {name}: size {node.name!r} claims {known}, which is {claimed} for {given}, and computes {computed}")
+
+
+def _number(size: Any, numbers: dict[sympy.Symbol, int]) -> int:
+    return int(size.subs(numbers)) if isinstance(size, sympy.Expr) else int(size)
+
+
+def _size_of(node: fx.Node, mesh: dict[str, int], numbers: dict[sympy.Symbol, int]) -> int:
+    """What the node computes from what its operands claim."""
     if node.target is SYM_SIZE:
         source, dim = node.args
         assert isinstance(source, fx.Node)
-        assert isinstance(dim, int)
-        computed = _local(_values(source)[0], mesh)[dim]
-    else:
-        functions = {operator.mul: operator.mul, operator.add: operator.add, operator.sub: operator.sub}
-        if node.target not in functions:
-            computed = known if node.target in (operator.floordiv, operator.mod) else None
-            if node.target is operator.floordiv and not isinstance(known, sympy.Function):
-                computed = sympy.sympify(args[0]) / args[1]
-        else:
-            computed = functions[node.target](sympy.sympify(args[0]), args[1])
-    if computed is None or known is None or sympy.simplify(computed - known) != 0:
-        raise VerifyError(f"block {name}: size {node.name!r} claims {known}, computes {computed}")
+        return _number(_local(_values(source)[0], mesh)[dim], numbers)
+    assert callable(node.target)
+    return int(node.target(*(_number(info(a).size if isinstance(a, fx.Node) else a, numbers) for a in node.args)))
 
 
 def _check_shape_argument(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
@@ -137,7 +142,7 @@ def _check_shape_argument(name: str, node: fx.Node, mesh: dict[str, int]) -> Non
     assert isinstance(given, list | tuple)
     for dim, (size, local) in enumerate(zip(given, value.local_shape(mesh), strict=True)):
         number = info(size).size if isinstance(size, fx.Node) else size
-        if number != -1 and sympy.simplify(sympy.sympify(number) - local) != 0:
+        if number not in (-1, local) and sympy.simplify(sympy.sympify(number) - local) != 0:
             raise VerifyError(f"block {name}: {name_of(node)} makes dim {dim} of size {number}, a rank holds {local}")
 
 

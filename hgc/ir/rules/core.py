@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import sympy
@@ -85,7 +85,9 @@ class Call:
 
     def number(self, size: Any) -> int:
         """A size as an integer, by the planning hints (every symbol a multiple of the mesh)."""
-        return int(size.subs(self.hints)) if isinstance(size, sympy.Expr) else int(size)
+        if isinstance(size, int) or size.is_Integer:
+            return int(size)
+        return _evaluated(size, tuple(self.hints.items()))
 
     def divides(self, size: Any) -> bool:
         number = self.number(size)
@@ -102,6 +104,11 @@ class Call:
 
     def all_whole(self) -> Case:
         return self.case({}, WHOLE)
+
+
+@lru_cache(maxsize=100_000)
+def _evaluated(size: sympy.Expr, hints: tuple[tuple[sympy.Symbol, int], ...]) -> int:
+    return int(size.subs(hints))
 
 
 Rule: TypeAlias = Callable[[Call], Iterable[Case]]

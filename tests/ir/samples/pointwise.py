@@ -14,8 +14,8 @@ from tests.ir.samples.registry import Draw, sample
 aten = torch.ops.aten
 
 _UNARY = """neg abs exp expm1 sin cos tanh sigmoid relu relu6 silu gelu erf softplus elu leaky_relu hardtanh hardsigmoid hardswish mish
-selu celu log_sigmoid square sgn sign floor ceil round trunc exp2 isnan isinf isfinite nan_to_num clone contiguous detach zeros_like ones_like
-hardshrink softshrink logical_not atan reciprocal""".split()
+selu celu log_sigmoid square sgn sign floor ceil round trunc exp2 isnan isinf isfinite nan_to_num clone contiguous detach zeros_like
+ones_like hardshrink softshrink logical_not atan reciprocal""".split()
 _POSITIVE = "log log2 log1p sqrt rsqrt".split()
 _COMPARISONS = [getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")]
 _BROADCAST = [aten.maximum.default, aten.minimum.default, aten.atan2.default, aten.logaddexp.default, *(op.Tensor for op in _COMPARISONS)]

@@ -245,7 +245,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         split = ", ".join(f"{name} {'split too' if on else 'kept whole'}" for name, on in extras)
         rows.append(("tensor parallel", f"{strategy.tp} ranks share each layer; {split}"))
     rows.append(("made for", f"program {plan.program_hash[:12]}" if plan.program_hash else "any program"))
-    rows.append(("predicted", str(plan.predicted)))
+    rows += [("predicted", str(plan.predicted))] if plan.predicted != Prediction() else []
     rows += [("note", note) for note in plan.notes]
     return rows
 

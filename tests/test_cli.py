@@ -68,7 +68,7 @@ def test_compile_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["show", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "dp 2 = 2 devices" in shown
-    assert "Model(rt.Model)" in shown
+    assert "Blocks\n  Head" in shown
     assert str(folder / "program.py") in shown
 
 

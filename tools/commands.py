@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import re
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +65,7 @@ def show_command(request: argparse.Namespace) -> int:
     """Print plan and program of a folder, and where its picture is."""
     folder = _executable(request.folder)
     _show_plan(Plan.load(folder / PLAN))
-    heading("Program")
+    heading("Blocks")
     for line in _outline(folder / PROGRAM):
         say(f"  {line}")
     pictures = [folder / name for name in PICTURES if (folder / name).exists()]
@@ -128,9 +129,11 @@ def _show_plan(plan: Plan) -> None:
 
 
 def _outline(path: Path) -> list[str]:
-    """The classes of the emitted program, with the comment behind each that says where it stands."""
-    lines = records.read_text(path, "program", ArtifactError).splitlines()
-    return [line.removeprefix("class ") for line in lines if line.startswith("class ")]
+    """The blocks of the emitted program, with the comment behind each that says where it stands."""
+    source = records.read_text(path, "program", ArtifactError)
+    found = re.findall(r"^class (\w+)\(rt\.Block\):[ \t]*#?[ \t]*(.*)$", source, re.MULTILINE)
+    width = max((len(name) for name, _ in found), default=0)
+    return [f"{name:<{width}}  {where}".rstrip() for name, where in found]
 
 
 def _write_json(path: str, content: Any) -> None:

@@ -26,7 +26,7 @@ setup(
     python_requires=">=3.11",
     packages=packages,
     package_dir={f"hgc.{folder}": folder for folder in MAPPED},
-    package_data={"hgc": ["py.typed"]},
+    package_data={"hgc": ["py.typed"], "hgc.cost": ["presets/*/*.json"]},
     entry_points={"console_scripts": ["hgc = hgc.tools.cli:main"]},
     install_requires=["torch>=2.11", "numpy", "sympy", "cvxpy", "graphviz", "rich"],
     extras_require={

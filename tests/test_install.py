@@ -50,8 +50,8 @@ def test_wheel(source: Path, tmp_path: Path) -> None:
         assert {name.split("/")[0] for name in names} == {"hgc", wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
         for part in PARTS:
             inside = Path("hgc") if part == "hgc" else Path("hgc") / part
-            modules = [path for path in (source / part).rglob("*.py") if "__pycache__" not in path.parts]
-            assert not [path for path in modules if str(inside / path.relative_to(source / part)) not in names]
+            needed = [path for pattern in ("*.py", "*.json") for path in (source / part).rglob(pattern)]
+            assert not [path for path in needed if str(inside / path.relative_to(source / part)) not in names]
         assert "hgc/py.typed" in names
         archive.extractall(tmp_path / "site")
     assert _where_hgc_comes_from(tmp_path / "site", tmp_path) == [str(tmp_path / "site/hgc"), str(tmp_path / "site/hgc/passes")]

@@ -71,8 +71,8 @@ class Program:
     """A traced model with its loss, before or after transforms.
 
     ``mesh`` lists the mesh axes lowered so far with their sizes, major axis first; ``reference`` is the single-device program
-    that the transforms started from, kept for the verifier; ``report`` lists assumptions and fallbacks in plain sentences. ``assumptions`` are the
-    relations between symbols that tracing relied on, beyond their ranges.
+    that the transforms started from, kept for the verifier; ``report`` lists assumptions and fallbacks in plain sentences.
+    ``assumptions`` are the relations between symbols that tracing relied on, beyond their ranges.
     """
 
     root: fx.GraphModule
@@ -162,6 +162,13 @@ class _Reference(fx.Interpreter):
         return self.state[str(target).removeprefix(STATE)]
 
 
+class Root(fx.GraphModule):
+    """The root graph is interpreted, never compiled: its targets are the user's names, which need not be Python."""
+
+    def recompile(self) -> fx.graph.PythonCode:
+        return fx.Graph().python_code("self")
+
+
 def copy_graph_module(source: fx.GraphModule) -> fx.GraphModule:
     """Copy graph and node metadata (fx shares ``meta`` dicts on copy), share the attributes."""
     graph = fx.Graph()
@@ -170,7 +177,8 @@ def copy_graph_module(source: fx.GraphModule) -> fx.GraphModule:
     graph.output(output)
     for old, new in nodes.items():
         new.meta = dict(old.meta)
-    return fx.GraphModule(source, graph, class_name=source.__class__.__name__)
+    kind = Root if isinstance(source, Root) else fx.GraphModule
+    return kind(source, graph, class_name=source.__class__.__name__)
 
 
 def state_module(state: Mapping[str, State]) -> nn.Module:
@@ -196,7 +204,7 @@ def new_root(graph: fx.Graph, state: Mapping[str, State], bodies: Mapping[str, f
     holder.add_module("bodies", bodies_module)
     for name, body in bodies.items():
         bodies_module.add_module(name, body)
-    return fx.GraphModule(holder, graph, class_name="Root")
+    return Root(holder, graph, class_name="Root")
 
 
 __all__ = ["Block", "Info", "Program", "State", "SymbolInfo", "copy_graph_module", "new_root"]

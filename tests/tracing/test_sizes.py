@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hgc import trace
@@ -43,7 +44,16 @@ def test_pinned_dims_are_reported() -> None:
 
 
 def test_len_of_a_tensor_pins_nothing() -> None:
-    program = trace(Step(lambda x: x + torch.arange(len(x))[:, None]), {"x": torch.randn(4, 6)})
+    class Contrast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.lin(x) @ x.t()
+            return F.cross_entropy(scores, torch.arange(len(scores)))
+
+    program = trace(Contrast(), {"x": torch.randn(4, 6)})
     assert [str(symbol) for symbol in program.symbols] == ["b"]
 
 

@@ -141,7 +141,7 @@ def test_modules_side_by_side_are_no_blocks() -> None:
 
 def test_strange_names_break_nothing() -> None:
     model = nn.Module()
-    stack = nn.ModuleDict({"my layer!": Layer(), "2": Layer(), "class": Layer(), "größe": Layer(), "'; import os": Layer()})
+    stack = nn.ModuleDict({"my layer!": Layer(), "2": Layer(), "class": Layer(), "größe": Layer(), 'a"); import os; ("': Layer()})
     model.add_module("a b", stack)
 
     def forward(input: Tensor, *, lambda_: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def symbolic(model: nn.Module) -> Iterator[None]:
-    """Give the Python modules that define the model's classes their own ``len`` for the time being."""
-    names = {type(module).__module__ for module in model.modules()}
+def symbolic(model: nn.Module, others: Iterable[Any] = ()) -> Iterator[None]:
+    """Give the Python modules that define the model's classes, and the functions ``others``, their own ``len`` for the time being."""
+    names = {type(module).__module__ for module in model.modules()} | {str(getattr(other, "__module__", "")) for other in others}
     spaces = [vars(sys.modules[name]) for name in sorted(names) if name in sys.modules and not name.startswith("torch.")]
     changed = [space for space in spaces if "len" not in space]
     for space in changed:

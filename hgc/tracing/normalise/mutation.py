@@ -79,7 +79,15 @@ class _Memory:
             source = self.current(self.sources[node], before)
             value = source if node in self.stand_ins else retake(node, source, before)
             self.taken[node] = version, value
+            self._stand_in(value, node, version)
         return value
+
+    def _stand_in(self, value: fx.Node, node: fx.Node, version: int) -> None:
+        """``value`` shows the same memory as ``node``; writing to it later writes there."""
+        if value not in self.sources and value is not self.root(node):
+            self.sources[value] = node
+            self.stand_ins.add(value)
+            self.taken[value] = version, value
 
     def refresh_arguments(self, node: fx.Node) -> None:
         if self.versions:
@@ -106,10 +114,7 @@ class _Memory:
         for view, value in changed:
             if view is not root:
                 self.taken[view] = self.versions[root], value
-            if value not in self.sources:
-                self.sources[value] = view
-                self.stand_ins.add(value)
-                self.taken[value] = self.versions[root], value
+            self._stand_in(value, view, self.versions[root])
         self.written.append(node)
 
     def erase_in_place(self) -> None:

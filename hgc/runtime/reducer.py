@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hgc._torch_compat import copy_all
 from hgc.ir.ops.groups import Group
 
-BUCKET_BYTES = 25 * 2**20
+BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20
 
 
 @dataclass(eq=False)
@@ -91,29 +91,24 @@ class Reducer:
         for handle in self._handles:
             handle.remove()
         self._trainable, self._buckets, self._of = trainable, [], {}
-        limit = self._limit()
-        open_buckets: dict[tuple[str, torch.dtype, torch.device], tuple[_Bucket, int]] = {}
+        open_buckets: dict[tuple[str, torch.dtype, torch.device], tuple[_Bucket, int]] = {}  # bucket, bytes that still fit
         for parameter, group in reversed(self._given):
             if not parameter.requires_grad:
                 continue
             key = (group.name, parameter.dtype, parameter.device)
             size = parameter.numel() * parameter.element_size()
-            bucket, filled = open_buckets.get(key, (None, 0))
-            if bucket is None or filled + size > limit:
-                bucket, filled = _Bucket([], group), 0
+            bucket, room = open_buckets.get(key, (None, 0))
+            if bucket is None or size > room:
+                # the first is small, so that communication starts early; more of them would cost more than the overlap gains
+                bucket, room = _Bucket([], group), self._bucket_bytes if key in open_buckets else min(FIRST_BUCKET_BYTES, self._bucket_bytes)
                 self._buckets.append(bucket)
             bucket.parameters.append(parameter)
-            open_buckets[key] = bucket, filled + size
+            open_buckets[key] = bucket, room - size
             self._of[parameter] = bucket, len(bucket.parameters) - 1
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             for parameter in self._of
         ]
-
-    def _limit(self) -> int:
-        """Small models get smaller buckets, because one bucket for all could start only when backward ends."""
-        total = sum(parameter.numel() * parameter.element_size() for parameter, _ in self._given)
-        return min(self._bucket_bytes, max(total // 4, 2**20))
 
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self._active:

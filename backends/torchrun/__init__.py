@@ -1,6 +1,7 @@
 """The torchrun backend: a lowered program becomes one readable file that every rank runs."""
 
 from hgc.backends.torchrun.emit import emit
-from hgc.backends.torchrun.folder import check_target, load_model, staged, write
+from hgc.backends.torchrun.folder import check_target, is_edited, notes, read_manifest, staged, write
+from hgc.backends.torchrun.load import load_model
 
-__all__ = ["check_target", "emit", "load_model", "staged", "write"]
+__all__ = ["check_target", "emit", "is_edited", "load_model", "notes", "read_manifest", "staged", "write"]

@@ -22,7 +22,6 @@ from hgc.ir.rules.core import named_arguments
 from hgc.ir.value import Info, Value, info, is_size
 from hgc.runtime.modules import access
 
-
 ROOM = WIDTH - 8
 """Characters of a statement inside a method."""
 

@@ -7,14 +7,17 @@ from typing import Any
 
 from torch import fx
 
+from hgc.backends.torchrun.names import words
 from hgc.backends.torchrun.naming import stem
 from hgc.ir.program import STATE, Program
 from hgc.ir.rules.core import named_arguments
 from hgc.ir.value import info, value
 
-_PASSING = frozenset(
-    """reshape view transpose permute expand unsqueeze squeeze flatten contiguous clone detach slice select to pad constant_pad_nd masked_fill where getitem
-    shard shard_r all_gather all_gather_i all_to_all copy_in roll narrow split chunk""".split()
+_PASSING = words(
+    """
+    reshape view transpose permute expand unsqueeze squeeze flatten contiguous clone detach slice select to pad constant_pad_nd
+    masked_fill getitem shard shard_r all_gather all_gather_i all_to_all copy_in roll narrow split chunk
+    """
 )
 
 
@@ -54,11 +57,18 @@ def _through(program: Program, call: fx.Node, position: int) -> tuple[set[int], 
             if user.op == "output":
                 listed: Any = user.args[0]
                 results |= {i for i, result in enumerate(listed) if result is node}
-            elif stem(user) in _PASSING and user.all_input_nodes[0] is node or stem(user) == "where" and user.args[0] is not node:
+            elif _passes_on(user, node):
                 pending.append(user)
             else:
                 bounds += _table(user, node, rows)
     return results, bounds
+
+
+def _passes_on(user: fx.Node, node: fx.Node) -> bool:
+    """Does an operator return values of ``node`` as they are?"""
+    if stem(user) == "where":
+        return user.args[0] is not node
+    return stem(user) in _PASSING and user.all_input_nodes[0] is node
 
 
 def _rows(program: Program, node: fx.Node) -> int | None:

@@ -21,7 +21,7 @@ from hgc.plan import Plan
 
 
 def emit(program: Program, plan: Plan) -> str:
-    """The source of ``program.py`` for a program that is lowered as ``plan`` says (or for a single-device program and the plan of one device).
+    """The source of ``program.py`` for a program that is lowered as ``plan`` says; without axes it is a single-device program.
 
     The same program and plan give the same text. Its length does not depend on how often a block repeats. Raises
     :class:`~hgc.errors.ArtifactError` for an operator that has no source form (a Python function from outside hgc).

@@ -93,5 +93,5 @@ def literal(value: Any) -> Expression:
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return Expression(str(value))
     raise ArtifactError(
-        f"{value!r} of type {type(value).__name__} is an argument of an operator and cannot be written as source; keep such objects out of the traced code"
+        f"{value!r} of type {type(value).__name__} is an argument of an operator and has no source form; keep it out of the traced code"
     )

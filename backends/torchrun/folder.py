@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,12 +27,13 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """What wrote the folder, and the hash of the program as it was written."""
+    """What wrote the folder: hash of the source as it was written, hash of the traced program, torch's version, all files by name."""
 
     program_sha256: str
     program_hash: str
     torch: str
     model: str
+    files: tuple[str, ...] = ()
     version: int = VERSION
 
 
@@ -43,21 +41,23 @@ class Manifest:
 def staged(directory: Path) -> Iterator[Path]:
     """A new folder to write into, which becomes ``directory`` if the block ends well and leaves no trace if it does not.
 
-    An executable that was there is replaced. Raises :class:`~hgc.errors.ArtifactError` if something else is there.
+    An executable that was there is replaced; what others put into its folder (checkpoints) stays, and a program that was edited is kept as
+    ``program.edited.py``. Raises :class:`~hgc.errors.ArtifactError` if something else is there, or if the folder cannot be written.
     """
     check_target(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    target = Path(os.path.realpath(directory))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as failed:
+        raise ArtifactError(f"{str(directory)!r} cannot be written: {failed.strerror}; give another folder") from None
     try:
         yield staging
+        _list_files(staging)
         staging.chmod(0o755)
-        if directory.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}-old-", dir=directory.parent))
-            os.replace(directory, old / directory.name)
-            os.replace(staging, directory)
-            shutil.rmtree(old)
-        else:
-            os.replace(staging, directory)
+        _move_into_place(staging, target)
+    except OSError as failed:
+        raise ArtifactError(f"{str(directory)!r} cannot be written: {failed.strerror or failed}; nothing was changed there") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -65,27 +65,74 @@ def staged(directory: Path) -> Iterator[Path]:
 def check_target(directory: Path) -> None:
     """Raise if ``directory`` is there and is neither empty nor an executable of hgc."""
     if directory.exists() and not directory.is_dir():
-        raise ArtifactError(f"{directory} is a file; give a folder to write the executable to")
+        raise ArtifactError(f"{str(directory)!r} is a file; give a folder to write the executable to")
     if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).exists():
-        raise ArtifactError(f"{directory} holds files that hgc did not write; give a new folder, or empty this one")
+        raise ArtifactError(f"{str(directory)!r} holds files that hgc did not write; give a new folder, or empty this one")
+
+
+def _list_files(staging: Path) -> None:
+    """Note in the manifest which files are hgc's, so that the next save knows them from the user's."""
+    if (staging / MANIFEST).exists():
+        names = tuple(sorted(path.name for path in staging.iterdir()))
+        _save_manifest(staging, replace(read_manifest(staging), files=names))
+
+
+def _move_into_place(staging: Path, target: Path) -> None:
+    if not target.exists():
+        os.replace(staging, target)
+        return
+    kept = _not_ours(target)
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent)) / target.name
+    os.replace(target, old)
+    try:
+        os.replace(staging, target)
+    except OSError:
+        os.replace(old, target)
+        raise
+    for name, new_name in kept.items():
+        os.replace(old / name, _free(target / new_name))
+    shutil.rmtree(old.parent)
+
+
+def _not_ours(directory: Path) -> dict[str, str]:
+    """Entries that hgc did not write, or that were edited since, and the names under which they are kept."""
+    names = {path.name for path in directory.iterdir()} - {"__pycache__"}
+    try:
+        ours = {MANIFEST, *read_manifest(directory).files}
+        edited = is_edited(directory)
+    except ArtifactError:  # damaged: nothing in it is known to be replaceable
+        ours, edited = {MANIFEST}, True
+    kept = {name: name for name in sorted(names - ours)}
+    return kept | {PROGRAM: "program.edited.py"} if edited and PROGRAM in names else kept
+
+
+def _free(path: Path) -> Path:
+    """The path itself, or with a number if it is taken."""
+    candidate, count = path, 2
+    while candidate.exists():
+        candidate, count = path.with_name(f"{path.stem}-{count}{path.suffix}"), count + 1
+    return candidate
 
 
 def write(staging: Path, program: Program, plan: Plan) -> None:
     """Source, plan, constants, launch script and manifest."""
     source = emit(program, plan)
-    (staging / PROGRAM).write_text(source)
+    (staging / PROGRAM).write_text(source, encoding="utf-8")
     plan.save(staging / PLAN)
     constants = constants_of(program)
     if constants:
         torch.save(constants, staging / CONSTANTS)
-    (staging / LAUNCH).write_text(launch_script(plan))
+    (staging / LAUNCH).write_text(launch_script(plan), encoding="utf-8")
     (staging / LAUNCH).chmod(0o755)
-    manifest = Manifest(_sha256(source), plan.program_hash, torch.__version__, program.name)
-    records.write_text(staging / MANIFEST, records.to_text(records.encode(manifest)), "manifest", ArtifactError)
+    _save_manifest(staging, Manifest(_sha256(source.encode()), plan.program_hash, torch.__version__, program.name))
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _save_manifest(folder: Path, manifest: Manifest) -> None:
+    records.write_text(folder / MANIFEST, records.to_text(records.encode(manifest)), "manifest", ArtifactError)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -104,26 +151,13 @@ def read_manifest(directory: Path) -> Manifest:
 
 def is_edited(directory: Path) -> bool:
     """Was ``program.py`` changed after hgc wrote it? That is allowed."""
-    return _sha256((directory / PROGRAM).read_text()) != read_manifest(directory).program_sha256
+    return _sha256((directory / PROGRAM).read_bytes()) != read_manifest(directory).program_sha256
 
 
-def load_model(directory: Path) -> tuple[type[Any], Any]:
-    """The ``Model`` class and ``PLAN`` of a saved program, imported under a name of its own.
-
-    Raises :class:`~hgc.errors.ArtifactError` if the folder is no executable, is damaged, or its program does not import.
-    """
-    read_manifest(directory)
-    Plan.load(directory / PLAN)
-    path = (directory / PROGRAM).resolve()
-    name = f"hgc_program_{_sha256(str(path))[:16]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ArtifactError(f"{path} cannot be imported; compile the model again")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-        return module.Model, module.PLAN
-    except Exception as error:  # whatever an edited program raises is the user's to see, in one sentence
-        del sys.modules[name]
-        raise ArtifactError(f"{path} does not import ({type(error).__name__}: {error}); mend it, or compile the model again") from error
+def notes(directory: Path) -> tuple[str, ...]:
+    """What a person should know before running the folder: sentences about an edited program and a plan of another program."""
+    manifest, plan = read_manifest(directory), Plan.load(directory / PLAN)
+    found = [f"{directory / PROGRAM} was edited after hgc wrote it; the edited program is used"] if is_edited(directory) else []
+    if plan.program_hash != manifest.program_hash:
+        found.append(f"{directory / PLAN} is the plan of another program than {PROGRAM}; what runs is {PROGRAM}")
+    return tuple(found)

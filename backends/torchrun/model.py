@@ -13,7 +13,6 @@ from hgc.backends.torchrun.loops import Loop, Slot, find_loops
 from hgc.backends.torchrun.names import MODULE_NAMES, Scope, identifier, quote
 from hgc.backends.torchrun.root import Call, Group, class_list
 from hgc.ir.program import Program
-from hgc.ir.value import info
 
 
 def init_lines(calls: Sequence[Call], classes: Mapping[str, str]) -> Iterator[str]:
@@ -53,7 +52,7 @@ class ForwardPrinter:
     def _definition(self, inputs: Sequence[fx.Node]) -> list[str]:
         """The inputs arrive by the names they have in a batch; what cannot be a parameter's name is unpacked from a dict."""
         given = [str(node.target) for node in inputs]
-        if all(name.isidentifier() and identifier(name) == name for name in given):
+        if all(name.isidentifier() and identifier(name) == name and self.scope.is_free(name) for name in given):
             for node, name in zip(inputs, given, strict=True):
                 self.variables[node] = self.scope.take(name)
             return wrapped_definition(f"def forward({', '.join(['self', *(f'{name}: Tensor' for name in given)])})", "Tensor")
@@ -79,7 +78,7 @@ class ForwardPrinter:
             if user.op == "call_module":
                 graph = self.program.body(str(user.target).removeprefix("bodies.")).graph
                 placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-                return placeholders[user.args.index(node)].name
+                return str(placeholders[list(user.args).index(node)].name)
         return "loss"
 
     def _release(self, position: int) -> None:
@@ -218,7 +217,7 @@ def _header(loop: Loop, variable: str) -> tuple[str, list[str]]:
         return header, [_indexed(t, call, lambda n: _plus("i", n - first)) for t, call in zip(targets, loop.body, strict=True)]
     header = f"for i in range({loop.count}):"
     indexed = zip(targets, loop.body, loop.steps, strict=True)
-    return header, [_indexed(t, call, lambda n, s=step: _plus(_times(s), n)) for t, call, step in indexed]  # type: ignore[misc]
+    return header, [_indexed(t, call, lambda n, s=step: _plus(_times(s), n)) for t, call, step in indexed]
 
 
 def _indexed(target: str, call: Call, text: object) -> str:

@@ -72,3 +72,8 @@ def comment(text: str) -> str:
     """Text that stays inside a comment or a docstring: one line, printable, no quotes that end a docstring, no backslash."""
     one_line = "".join(c if c.isprintable() else "?" for c in text)
     return one_line.replace("\\", "?").replace('"', "'")
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(text.split())

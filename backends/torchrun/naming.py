@@ -8,23 +8,29 @@ from typing import Any
 import torch
 from torch import fx
 
+from hgc.backends.torchrun.names import words
 from hgc.ir.printing import is_collective, operator_label
 from hgc.ir.value import Value, info, is_size
 
-NAMED_BY_MODULE = frozenset(
-    "linear embedding vocab_embedding layer_norm rms_norm group_norm batch_norm conv1d conv2d conv3d conv_transpose2d grouped_linear".split()
+NAMED_BY_MODULE = words(
+    """
+    linear embedding vocab_embedding layer_norm rms_norm group_norm batch_norm conv1d conv2d conv3d conv_transpose2d grouped_linear
+    """
 )
-_FORMS = frozenset(
-    """reshape view transpose permute expand unsqueeze squeeze flatten contiguous clone detach slice select to type_as repeat_interleave roll flip t dropout
-    neg abs relu relu6 gelu silu tanh sigmoid elu selu mish hardswish leaky_relu softplus exp log sqrt square clamp clamp_min clamp_max masked_fill
-    pad constant_pad_nd index index_select gather tril triu movedim unflatten swapaxes glu max_pool1d max_pool2d avg_pool2d adaptive_avg_pool2d
-    mean sum cumsum split chunk unbind split_with_sizes getitem repeat tile copy_in masked_scatter index_put slice_scatter normal cat stack numpy_T""".split()
+_FORMS = words(
+    """
+    reshape view transpose permute expand unsqueeze squeeze flatten contiguous clone detach slice select to type_as
+    repeat_interleave roll flip t dropout neg abs relu relu6 gelu silu tanh sigmoid elu selu mish hardswish leaky_relu softplus exp
+    log sqrt square clamp clamp_min clamp_max masked_fill pad constant_pad_nd index index_select gather tril triu movedim unflatten
+    swapaxes glu max_pool1d max_pool2d avg_pool2d adaptive_avg_pool2d mean sum cumsum split chunk unbind split_with_sizes getitem
+    repeat tile copy_in masked_scatter index_put slice_scatter normal cat stack numpy_T
+    """
 )
 """Operators whose result is another form of their first operand and keeps its name."""
 
-_ARITHMETIC = frozenset("add sub mul div where rsub maximum minimum lerp addcmul pow matmul bmm remainder min max".split())
-LOSSES = frozenset("cross_entropy cross_entropy_loss nll_loss_nd binary_cross_entropy_with_logits".split())
-_UNNAMED_MODULES = frozenset("dropout gelu silu relu tanh sigmoid split chunk".split())
+_ARITHMETIC = words("add sub mul div where rsub maximum minimum lerp addcmul pow matmul bmm remainder min max")
+LOSSES = words("cross_entropy cross_entropy_loss nll_loss_nd binary_cross_entropy_with_logits")
+_UNNAMED_MODULES = words("dropout gelu silu relu tanh sigmoid split chunk")
 """Modules of one such operator say nothing that the operator does not."""
 
 _OWN = {
@@ -184,7 +190,7 @@ def _is_state(node: fx.Node) -> bool:
 
 
 def _is_square(node: fx.Node) -> bool:
-    return stem(node) in ("pow", "square") and (stem(node) == "square" or node.args[1] == 2)
+    return stem(node) == "square" or (stem(node) == "pow" and isinstance(node.args[1], int | float) and node.args[1] == 2)
 
 
 def _comes_from_input(node: fx.Node) -> bool:

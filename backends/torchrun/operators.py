@@ -5,6 +5,7 @@ A form is listed only if calling it reaches the very same operator with the very
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
 import sys
@@ -16,6 +17,7 @@ from torch import fx
 
 from hgc.backends.torchrun.expressions import Binding, Expression, binary, call, number
 from hgc.backends.torchrun.indexing import INDEXING
+from hgc.backends.torchrun.names import words
 from hgc.backends.torchrun.operation import Operation, parameters
 from hgc.errors import ArtifactError
 from hgc.ir import ops
@@ -48,24 +50,30 @@ _BINARY: dict[str, tuple[str, Binding]] = {
     "ge": (">=", Binding.COMPARE),
 }
 
-_METHODS = """
-abs acos all amax amin any argmax argmin argsort asin atan bmm ceil chunk clamp clamp_max clamp_min clone contiguous cos cosh count_nonzero cummax
-cumprod cumsum detach diagonal diff erf erfc exp expm1 expand_as flatten flip floor frac gather index_add index_copy index_fill index_select isfinite
-isinf isnan lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor logsumexp masked_fill masked_scatter max mean min mm movedim
-narrow new_empty new_full new_ones new_zeros nonzero pow prod reciprocal repeat_interleave roll round rsqrt scatter scatter_add scatter_reduce
-sigmoid sign sin sinh sort split_with_sizes sqrt square squeeze std sum swapaxes t tan tanh tile topk transpose tril triu trunc type_as unbind
-unflatten unfold unsqueeze var view_as xlogy
-""".split()
+_METHODS = words(
+    """
+    abs acos all amax amin any argmax argmin argsort asin atan bmm ceil chunk clamp clamp_max clamp_min clone contiguous cos cosh
+    count_nonzero cummax cumprod cumsum detach diagonal diff erf erfc exp expm1 expand_as flatten flip floor frac gather index_add
+    index_copy index_fill index_select isfinite isinf isnan lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor
+    logsumexp masked_fill masked_scatter max mean min mm movedim narrow new_empty new_full new_ones new_zeros nonzero pow prod
+    reciprocal repeat_interleave roll round rsqrt scatter scatter_add scatter_reduce sigmoid sign sin sinh sort split_with_sizes
+    sqrt square squeeze std sum swapaxes t tan tanh tile topk transpose tril triu trunc type_as unbind unflatten unfold unsqueeze
+    var view_as xlogy
+    """
+)
 
 _VARIADIC = ("reshape", "permute", "expand", "repeat", "view")
 """Methods that take their only list as separate arguments."""
 
 _CREATION = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "scalar_tensor", "zeros")
 
-_FUNCTIONS = """
-addcmul bincount block_diag bucketize cat complex cumulative_trapezoid cross dstack empty_like full_like hstack isin maximum
-minimum ones_like outer polar rand_like randn_like searchsorted stack vstack where zeros_like histc baddbmm addmm tensordot cdist conv_tbc
-""".split()
+_FUNCTIONS = words(
+    """
+    addcmul bincount block_diag bucketize cat complex cumulative_trapezoid cross dstack empty_like full_like hstack isin maximum
+    minimum ones_like outer polar rand_like randn_like searchsorted stack vstack where zeros_like histc baddbmm addmm tensordot
+    cdist conv_tbc
+    """
+)
 
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
@@ -143,15 +151,13 @@ def _as_it_is(operation: Operation) -> Expression:
     target = operation.target
     if isinstance(target, torch._ops.OpOverload):
         name = str(target)
-        if not re.fullmatch(r"\w+\.\w+\.\w+", name, re.ASCII):
+        if not all(part.isascii() and part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
             raise ArtifactError(f"operator {name!r} has a name that is no Python source; register it under an identifier")
         return call(f"torch.ops.{name}", operation.rest(0, lists_as=list))
     name = next((n for n in ops.__all__ if getattr(ops, n) is target), "")
     if name:
         return call(f"ops.{name}", operation.rest(0))
-    raise ArtifactError(
-        f"{target!r} is a Python function that an emitted program cannot import; register it with torch.library.custom_op, or add it to hgc.ir.ops"
-    )
+    raise ArtifactError(f"{target!r} is a Python function that an emitted program cannot import; register it with torch.library.custom_op")
 
 
 def _binary_operator(symbol: str, binding: Binding) -> Printer:
@@ -318,11 +324,11 @@ def _table() -> dict[Any, Printer]:
             if not kinds or overload in kinds:
                 table[getattr(packet, overload)] = printer
 
-    for name in _METHODS:
+    for name in sorted(_METHODS):
         add(name, _method(name))
     for name in _VARIADIC:
         add(name, _variadic(name), "default")
-    for name in _FUNCTIONS:
+    for name in sorted(_FUNCTIONS):
         add(name, _function(f"torch.{name}"))
     for name in _CREATION:
         add(name, _creation(f"torch.{name}"))

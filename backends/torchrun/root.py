@@ -51,7 +51,8 @@ def used_outputs(program: Program) -> dict[str, list[int]]:
 def _outputs(node: fx.Node) -> list[tuple[int, fx.Node]]:
     found = []
     for user in node.users:
-        assert user.target is operator.getitem and isinstance(user.args[1], int)
+        assert user.target is operator.getitem
+        assert isinstance(user.args[1], int)
         if user.users:
             found.append((user.args[1], user))
     return sorted(found, key=lambda pair: pair[0])
@@ -105,7 +106,9 @@ def _attributes(paths: Sequence[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for path, own in words.items():
         count = 1
-        while count < len(own) and (own[-count].isdigit() or any(other[-count:] == own[-count:] for p, other in words.items() if p != path)):
+        while count < len(own) and (
+            own[-count].isdigit() or any(other[-count:] == own[-count:] for p, other in words.items() if p != path)
+        ):
             count += 1
         chosen[path] = identifier("_".join(own[-count:]) or "blocks", "blocks")
     return chosen

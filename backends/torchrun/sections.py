@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 FEWEST = 8
 """Statements from which on a body is divided."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from hgc.backends.torchrun.names import words
 from hgc.backends.torchrun.naming import LOSSES
 from hgc.backends.torchrun.operators import is_pure
 from hgc.ir import ops
@@ -16,18 +17,23 @@ from hgc.ir.value import info, is_size
 LONGEST = 92
 """Characters of a statement whose operands are written inside it."""
 
-_VIEWS = frozenset(
-    "reshape view transpose permute expand unsqueeze squeeze flatten select slice to float chunk split unbind split_with_sizes getitem t movedim".split()
+_VIEWS = words(
+    """
+    reshape view transpose permute expand unsqueeze squeeze flatten select slice to float chunk split unbind split_with_sizes
+    getitem t movedim
+    """
 )
-_CHEAP = _VIEWS | frozenset(
-    """add sub mul div neg pow rsqrt sqrt reciprocal square abs rsub silu gelu relu tanh sigmoid cos sin exp log eq ne lt le gt ge bitwise_and bitwise_or
-    bitwise_not logical_and logical_or logical_not cat stack arange full ones zeros masked_fill clamp clamp_min clamp_max where pad softmax
-    index_select minimum maximum full_like zeros_like ones_like type_as contiguous clone repeat constant_pad_nd copy_in as_invariant triu tril any all
-    new_ones new_zeros scalar_tensor""".split()
+_CHEAP = _VIEWS | words(
+    """
+    add sub mul div neg pow rsqrt sqrt reciprocal square abs rsub silu gelu relu tanh sigmoid cos sin exp log eq ne lt le gt ge
+    bitwise_and bitwise_or bitwise_not logical_and logical_or logical_not cat stack arange full ones zeros masked_fill clamp
+    clamp_min clamp_max where pad softmax index_select minimum maximum full_like zeros_like ones_like type_as contiguous clone
+    repeat constant_pad_nd copy_in as_invariant triu tril any all new_ones new_zeros scalar_tensor
+    """
 )
 
 
-_SUMS = frozenset("add sub mul div matmul rsub bitwise_and bitwise_or".split())
+_SUMS = words("add sub mul div matmul rsub bitwise_and bitwise_or")
 _SHORT = 40
 """Characters of ``name = a + b`` up to which ``a + b`` may be the operand of a call."""
 
@@ -68,12 +74,10 @@ def lay_out(
                 inlined.add(operand)
     for node, operands in single.items():
         for operand in operands:
-            if operand not in inlined and _starts_chain(operand, node, stem, barrier):
-                if length(_statement_of(node, inlined), inlined | {operand}) <= LONGEST:
-                    inlined.add(operand)
-    statements = [
-        Statement(n, tuple(pieces[n] or ()) if n in pieces and pieces[n] else (n,)) for n in nodes if n not in inlined and n not in unpacked
-    ]
+            chained = operand not in inlined and _starts_chain(operand, node, stem, barrier)
+            if chained and length(_statement_of(node, inlined), inlined | {operand}) <= LONGEST:
+                inlined.add(operand)
+    statements = [Statement(n, tuple(pieces[n] or ()) if pieces.get(n) else (n,)) for n in nodes if n not in inlined and n not in unpacked]
     return Layout(tuple(statements), frozenset(inlined))
 
 

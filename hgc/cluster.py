@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TypeVar
 
 from hgc import records
 from hgc.errors import ClusterError
@@ -15,8 +18,55 @@ DEVICE_TYPES = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """What kernels reach of a device's peaks: the constants of ``hgc.cost.compute``, fitted by ``python -m hgc.tools.calibration``.
+
+    Args:
+        units: streaming multiprocessors, each of which works on one tile of an output.
+        matmul_efficiency: share of peak inside the main loop of a tile; ``float8_matmul_efficiency`` for 8 bits and less.
+        tile_s: time outside the main loop for a tile of 128 x 128; proportional to the tile's area.
+        cache_bytes_per_s: rate at which all units together load operands of tiles.
+        wave_sharpness: how much of a last, partly filled wave of tiles is lost (0: nothing, 1: all).
+        half_aligned, unaligned: speed left when rows start at multiples of 4, or of 2 bytes only, instead of 16.
+        memory_efficiency: share of peak memory bandwidth.
+        launch_s: least time of a kernel.
+        score_s: time that one unit takes for the softmax of one attention score, beside the products.
+    """
+
+    units: int = 1
+    matmul_efficiency: float = 0.8
+    float8_matmul_efficiency: float = 0.7
+    tile_s: float = 0.0
+    cache_bytes_per_s: float = 1e18
+    wave_sharpness: float = 0.0
+    half_aligned: float = 1.0
+    unaligned: float = 1.0
+    memory_efficiency: float = 0.8
+    launch_s: float = 5e-6
+    score_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        records.check_whole("units", self.units, 1, ClusterError)
+        for name in SHARES:
+            value = getattr(self, name)
+            records.check_positive(name, value, ClusterError)
+            if value > 1:
+                raise ClusterError(f"{name} is {value}; expected a share of the peak, above 0 and at most 1")
+        for name in ("tile_s", "wave_sharpness", "launch_s", "score_s"):
+            records.check_positive(name, getattr(self, name), ClusterError, zero=True)
+        records.check_positive("cache_bytes_per_s", self.cache_bytes_per_s, ClusterError)
+
+
+SHARES = ("matmul_efficiency", "float8_matmul_efficiency", "half_aligned", "unaligned", "memory_efficiency")
+"""Fields of :class:`Kernels` that are shares of a peak."""
+
+
+@dataclass(frozen=True)
 class Device:
-    """One accelerator, or one process' share of a CPU. Speeds are peaks; what is reached is the cost model's affair."""
+    """One accelerator, or one process' share of a CPU. Speeds are dense peaks; ``kernels`` says what is reached of them.
+
+    A peak that is ``None`` means the device has no units for that type.
+    """
 
     name: str
     type: str
@@ -24,6 +74,11 @@ class Device:
     memory_bytes_per_s: float
     float32_flops_per_s: float
     bfloat16_flops_per_s: float
+    float16_flops_per_s: float | None = None
+    tfloat32_flops_per_s: float | None = None
+    float8_flops_per_s: float | None = None
+    float4_flops_per_s: float | None = None
+    kernels: Kernels = Kernels()
 
     def __post_init__(self) -> None:
         if self.type not in DEVICE_TYPES:
@@ -31,35 +86,69 @@ class Device:
         records.check_whole("memory_bytes", self.memory_bytes, 1, ClusterError)
         for name in ("memory_bytes_per_s", "float32_flops_per_s", "bfloat16_flops_per_s"):
             records.check_positive(name, getattr(self, name), ClusterError)
+        for name in ("float16_flops_per_s", "tfloat32_flops_per_s", "float8_flops_per_s", "float4_flops_per_s"):
+            if getattr(self, name) is not None:
+                records.check_positive(name, getattr(self, name), ClusterError)
 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins devices: a message of ``n`` bytes takes ``latency_s + n / bytes_per_s`` seconds."""
+    """What joins devices; ``hgc.cost.collectives`` says how collectives use it.
+
+    A message of ``n`` bytes takes ``latency_s + n / (bytes_per_s * efficiency) + ramp_s * n / (n + ramp_bytes)`` seconds.
+
+    Args:
+        latency_s: of one hop.
+        bytes_per_s: per direction and device (links between nodes: per network card).
+        efficiency: share of ``bytes_per_s`` that a large ring collective reaches.
+        base_s: what each collective takes beside its hops: launch, rendezvous.
+        ramp_s, ramp_bytes: time lost until the pipeline of chunks is full, and the message size at which half of it is lost.
+        switch_bytes_per_s: bytes of a buffer that switches reduce per second (NVLS); ``None``: switches only forward.
+        exchange_efficiency: as ``efficiency``, of an all-to-all; ``None``: equal.
+    """
 
     latency_s: float
     bytes_per_s: float
+    efficiency: float = 1.0
+    base_s: float = 0.0
+    ramp_s: float = 0.0
+    ramp_bytes: float = 1.0
+    switch_bytes_per_s: float | None = None
+    exchange_efficiency: float | None = None
 
     def __post_init__(self) -> None:
-        records.check_positive("latency_s", self.latency_s, ClusterError, zero=True)
-        records.check_positive("bytes_per_s", self.bytes_per_s, ClusterError)
+        for name in ("bytes_per_s", "efficiency", "ramp_bytes"):
+            records.check_positive(name, getattr(self, name), ClusterError)
+        for name in ("latency_s", "base_s", "ramp_s"):
+            records.check_positive(name, getattr(self, name), ClusterError, zero=True)
+        for name in ("switch_bytes_per_s", "exchange_efficiency"):
+            if getattr(self, name) is not None:
+                records.check_positive(name, getattr(self, name), ClusterError)
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine with ``count`` equal devices, each pair of which is joined by ``link``."""
+    """A machine with ``count`` equal devices, each pair of which is joined by ``link``.
+
+    ``uplinks`` network cards lead out of it; its devices share them, and no device drives more than one at a time.
+    """
 
     device: Device
     count: int
     link: Link
+    uplinks: int = 1
 
     def __post_init__(self) -> None:
         records.check_whole("count", self.count, 1, ClusterError)
+        records.check_whole("uplinks", self.uplinks, 1, ClusterError)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes joined by one kind of ``link`` (``None`` for a single node). Ranks are numbered node by node."""
+    """Nodes joined by one kind of ``link``, the rate of one network card (``None`` for a single node).
+
+    Ranks are numbered node by node. Nodes may differ in device, count, link and uplinks.
+    """
 
     nodes: tuple[Node, ...]
     link: Link | None = None
@@ -103,6 +192,26 @@ class Cluster:
         )
         return Cluster((Node(device, devices, Link(latency_s=100e-6, bytes_per_s=1e9)),), name=f"local, {devices} processes")
 
+    @staticmethod
+    def preset(name: str, nodes: int = 1, per_node: int | None = None, network: str | None = None) -> Cluster:
+        """``nodes`` equal nodes of a known device, such as ``"a100-80"``; :func:`presets` lists the names.
+
+        Args:
+            per_node: devices in a node; default: as its maker sells it.
+            network: what joins nodes, such as ``"infiniband-8x200"`` (cards per node x Gbit/s); default: the usual one for the device.
+
+        Raises:
+            ClusterError: unknown name, with the nearest one that exists.
+        """
+        records.check_whole("nodes", nodes, 1, ClusterError)
+        found = _read_preset("device", DevicePreset, name)
+        joined = _read_preset("network", NetworkPreset, network or found.network)
+        node = replace(found.node, uplinks=joined.uplinks)
+        if per_node is not None:
+            node = replace(node, count=per_node, uplinks=max(1, min(joined.uplinks, joined.uplinks * per_node // found.node.count)))
+        shape = f"{nodes} x {node.count} {node.device.name}"
+        return Cluster((node,) * nodes, joined.link, name=f"{shape}, {joined.name}" if nodes > 1 else shape)
+
     def to_json(self) -> str:
         return records.to_text({"version": VERSION, **records.encode(self)})
 
@@ -139,3 +248,44 @@ class Cluster:
                 f"{device.float32_flops_per_s / 1e12:.3g} TFLOP/s float32, {node.link.bytes_per_s / 1e9:.3g} GB/s between devices"
             )
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class DevicePreset:
+    """A device with its node, the network usually sold with it (a name), and where the numbers come from."""
+
+    node: Node
+    network: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NetworkPreset:
+    """What leads out of a node: ``uplinks`` cards with the rate of ``link``, and where the numbers come from."""
+
+    name: str
+    link: Link
+    uplinks: int
+    sources: tuple[str, ...]
+
+
+T = TypeVar("T")
+
+
+def presets(kind: str = "device") -> list[str]:
+    """Names that :meth:`Cluster.preset` takes; ``kind`` is ``"device"`` or ``"network"``."""
+    return sorted(file.name.removesuffix(".json") for file in _folder(kind).iterdir() if file.name.endswith(".json"))
+
+
+def _folder(kind: str) -> Traversable:
+    return resources.files("hgc") / "cost" / "presets" / f"{kind}s"
+
+
+def _read_preset(kind: str, cls: type[T], name: str) -> T:
+    known = presets(kind)
+    if name not in known:
+        near = [option for option in known if name and option.startswith(str(name).lower())]
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else records.suggestion(str(name), known)
+        raise ClusterError(f"no {kind} is called {name!r}; {hint}")
+    text = (_folder(kind) / f"{name}.json").read_text(encoding="utf-8")
+    return records.decode(cls, records.parse_json(text, f"preset {name}", ClusterError), name, ClusterError)

@@ -1,0 +1,1 @@
+"""What programs cost: symbolic expressions, compute, collectives, memory."""

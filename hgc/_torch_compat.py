@@ -117,3 +117,65 @@ unflatten_tree: Any = torch.utils._pytree.tree_unflatten
 # Targets of graph nodes: one overload of an operator; an operator that takes a graph (``no_grad`` regions of export).
 OpOverload: Any = torch._ops.OpOverload
 HigherOrderOperator: Any = torch._ops.HigherOrderOperator
+
+
+def symbolic_mode() -> Any:
+    """A fake tensor mode for measuring operators: sizes from :func:`symbolic_size` are expressions and results carry them along."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def symbolic_size(fake_mode: Any, hint: int) -> torch.SymInt:
+    """A new size of at least two, equal to no other; branches of Python code are taken as for ``hint``."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    context: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC])
+    with unset_fake_temporarily():
+        size = fake_mode.from_tensor(torch.empty(hint, device="meta"), symbolic_context=context).shape[0]
+    assert isinstance(size, torch.SymInt)
+    return size
+
+
+def fixed_sizes(fake_mode: Any) -> list[str]:
+    """Names of symbolic sizes that some operator has pinned to a number or tied to another size."""
+    return [str(symbol) for symbol in fake_mode.shape_env.replacements]
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The same number for tensors that share memory, fake ones too, as long as one of them is alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def running_in(fake_mode: Any) -> Iterator[None]:
+    """Run on the mode's tensors; composite operators through their Python forms, because the C++ ones pin symbolic sizes to numbers."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    with fake_mode, enable_python_dispatcher():
+        yield
+
+
+@contextmanager
+def watching_calls(report: Any) -> Iterator[None]:
+    """Call ``report(operator overload, args, kwargs, result)`` for every operator that reaches a kernel, in forward and backward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            report(func, args, kwargs or {}, result)
+            return result
+
+    with Watching():
+        yield
+
+
+def counted_flops(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """What torch's ``FlopCounterMode`` counts for a call of an operator overload: 0 for all but products; symbolic for symbolic sizes."""
+    from torch.utils.flop_counter import flop_registry
+
+    formula = flop_registry.get(func.overloadpacket)
+    return formula(*args, **kwargs, out_val=result) if formula is not None else 0

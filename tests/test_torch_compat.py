@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hgc import _torch_compat as compat
 from tests.distributed.threads import run_ranks
@@ -68,3 +70,61 @@ def test_copy_all() -> None:
     compat.copy_all(targets, [torch.ones(3), torch.full((2, 2), 2.0)])
     compat.copy_all([], [])
     assert [target.unique().item() for target in targets] == [1.0, 2.0]
+
+
+class _Doubles(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("kept", torch.ones(4))
+        self.register_buffer("lost", torch.ones(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.sum() + (2 if x.shape[0] % 2 else 3)
+        return self.lin(x) * scale
+
+
+def _exported() -> tuple[torch.export.ExportedProgram, Any]:
+    mode = compat.fake_tensor_mode()
+    model = _Doubles()
+    with mode:
+        for name in ("weight", "bias"):
+            real = getattr(model.lin, name)
+            setattr(model.lin, name, nn.Parameter(torch.empty(real.shape, device="cpu")))
+    with compat.exporting_in(mode):
+        exported = torch.export.export(model, (torch.empty(5, 4),), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
+    return exported, mode
+
+
+def test_a_model_of_fake_tensors_is_exported_in_its_own_mode() -> None:
+    exported, _ = _exported()
+    linear = next(node for node in exported.graph.nodes if "linear" in str(node.target))
+    assert isinstance(linear.target, compat.OpOverload)
+    assert isinstance(linear.meta["val"].shape[0], torch.SymInt)
+    assert linear.meta["val"].device.type == "cpu"
+    regions = [node for node in exported.graph.nodes if isinstance(node.target, compat.HigherOrderOperator)]
+    assert [node.target.__name__ for node in regions] == ["wrap_with_set_grad_enabled"]
+
+
+def test_size_guards_tell_what_a_branch_assumed() -> None:
+    _, mode = _exported()
+    (guard,) = compat.size_guards(mode)
+    (symbol,) = guard.free_symbols
+    assert [bool(guard.xreplace({symbol: sympy.Integer(size)})) for size in (5, 6)] == [True, False]
+    assert guard.atoms(compat.size_functions.Mod, compat.size_functions.PythonMod)
+
+
+def test_modules_tell_their_buffers_and_hooks() -> None:
+    model = _Doubles()
+    assert compat.non_persistent_buffers(model) == {"lost"}
+    assert compat.forward_hooks(model) == []
+    model.register_forward_hook(print)
+    model.register_forward_pre_hook(repr)
+    assert compat.forward_hooks(model) == [repr, print]
+
+
+def test_trees_are_taken_apart_and_put_together() -> None:
+    leaves, structure = compat.flatten_tree(({"a": 1, "b": [2, None]}, 3))
+    assert leaves == [1, 2, None, 3]
+    assert compat.unflatten_tree([4, 5, 6, 7], structure) == ({"a": 4, "b": [5, 6]}, 7)

@@ -16,6 +16,7 @@ reads them from its own inputs (``aten.sym_size.int``), so ``Info.size`` nodes e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,8 +45,8 @@ class State:
     """A parameter, buffer or constant under its original name.
 
     ``aliases`` are further names of the same tensor (tied weights). ``data`` is kept for buffers and constants that no
-    checkpoint holds (rotary frequencies); it is ``None`` for parameters and for what a state dict provides. ``rows``: the first dim of ``value``
-    is padded, and only so many rows are the model's.
+    checkpoint holds (rotary frequencies); it is ``None`` for parameters and for what a state dict provides. ``rows``: the first
+    dim of ``value`` is padded, and only so many rows are the model's.
     """
 
     name: str
@@ -143,7 +144,8 @@ class Program:
                     values.setdefault(entry.name, values[alias])
             if entry.data is not None:
                 values.setdefault(entry.name, entry.data)
-        loss = _Reference(self.root, values).run(*[inputs[str(n.target)] for n in self.inputs()])
+        with _creating_on(inputs):
+            loss = _Reference(self.root, values).run(*[inputs[str(n.target)] for n in self.inputs()])
         assert isinstance(loss, torch.Tensor)
         return loss
 
@@ -151,6 +153,17 @@ class Program:
         from hgc.ir.printing import format_program
 
         return format_program(self)
+
+
+@contextmanager
+def _creating_on(inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Operators that create tensors name no device: they create where the inputs are."""
+    device = next((x.device for x in inputs.values()), torch.device("cpu"))
+    if device.type == "cpu":  # the default, and the mode costs time
+        yield
+    else:
+        with device:
+            yield
 
 
 class _Reference(fx.Interpreter):

@@ -63,7 +63,7 @@ class _Finder:
         repeated = any(cell.siblings > 1 for cell in cells)
         if listed and repeated and path not in self.opened:
             return cells
-        nested = {child_path: self.inside(child, child_path) for child_path, child in children}
+        nested = {inner: self.inside(child, inner) for inner, child in children if not _computes_parameter(child)}
         if path in self.opened:
             return [cell for found in nested.values() for cell in found]
         if listed and not any(cell.siblings > 1 for found in nested.values() for cell in found):
@@ -143,8 +143,13 @@ def _identity(value: Any) -> str:
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    """A module of torch itself that has no parts, such as ``Linear``."""
-    return next(module.children(), None) is None and type(module).__module__.startswith("torch.nn.")
+    """A module of torch itself that has no parts, such as ``Linear``, or one that computes a parameter."""
+    from_torch = type(module).__module__.startswith("torch.nn.")
+    return _computes_parameter(module) or (from_torch and next(module.children(), None) is None)
+
+
+def _computes_parameter(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.utils.")
 
 
 def _has_parameters(module: nn.Module) -> bool:

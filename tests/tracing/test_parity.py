@@ -30,6 +30,14 @@ def test_float64_is_exact() -> None:
     assert compare(model, program, entry.batch(3, 7)).worst <= 1e-12
 
 
+@pytest.mark.parametrize("name", ["GPT-2", "nn.TransformerEncoder"])
+def test_evaluation_mode(name: str) -> None:
+    entry = zoo.find(name)
+    model = entry.build("small").eval()
+    program = trace(model, entry.batch(2, 9), loss=entry.loss)
+    assert compare(model, program, entry.batch(3, 7), entry.loss).worst <= 1e-6
+
+
 def test_folding_changes_nothing() -> None:
     entry = zoo.find("Llama, padded")
     model = entry.build("small")

@@ -15,7 +15,7 @@ _IF_SAME_SHAPE = frozenset(
     | {"aten::squeeze", "aten::broadcast_to", "aten::view_as", "aten::narrow"}
 )
 _CASTS = frozenset({"aten::to", "aten::_to_copy", "aten::type_as"})
-_DROPOUTS = frozenset({"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"})
+_DROPOUTS = frozenset({"aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"})
 _ASSERTIONS = ("aten::_assert", "aten::sym_constrain_range", "aten::_functional_assert")
 
 
@@ -46,7 +46,7 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
         or name in _IF_SAME_SHAPE
         or (name in _DROPOUTS and (argument(node, "p") == 0 or not argument(node, "train")))
         or (name == "aten::add" and node.args[1] == 0 and not isinstance(node.args[1], fx.Node))
-        or (name in ("aten::mul", "aten::div") and _is_one(node.args[1]))
+        or (name in ("aten::mul", "aten::div") and _is_one(node.args[1]) and "rounding_mode" not in node.kwargs)
         or (name == "aten::repeat" and all(n == 1 for n in node.args[1]))  # type: ignore[union-attr]
         or (name == "aten::detach" and not before.dtype.is_floating_point)
     )

@@ -11,18 +11,17 @@ from hgc.ir.ops.norms import batch_norm
 from hgc.ir.ops.random import dropout
 from hgc.ir.value import Value
 from hgc.tracing.leaves import RUNTIME
-from hgc.tracing.normalise.edit import argument, aten, base, insert, retarget, sizes_of, tensor
+from hgc.tracing.normalise.edit import argument, aten, base, drop, insert, retarget, sizes_of, tensor
 
 
 def canonical_operators(graph: fx.Graph) -> None:
     """Rewrite every node in its one spelling. The graph must be functional."""
     for node in list(graph.nodes):
         if node.op == "call_function":
-            if node.target in RUNTIME:
-                node.target = RUNTIME[node.target]
-            elif (rewrite := _REWRITES.get(base(node))) is not None:
-                rewrite(node)
+            node.target = RUNTIME.get(node.target, node.target)
             _without_device(node)
+            if (rewrite := _REWRITES.get(base(node))) is not None:
+                rewrite(node)
 
 
 def _without_device(node: fx.Node) -> None:
@@ -80,7 +79,11 @@ def _value(node: Any) -> Value:
 
 
 def _dropout(node: fx.Node) -> None:
-    retarget(node, dropout, (node.args[0], node.args[1]))
+    source, p, train = (argument(node, name) for name in ("input", "p", "train"))
+    if train and p:
+        retarget(node, dropout, (source, p))
+    else:
+        drop(node, source)
 
 
 def _batch_norm(node: fx.Node) -> None:

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hgc.backends.parity.verify import verify as verify
     from hgc.cluster import Cluster
     from hgc.compiler import Executable, compile, default_pipeline, distribute
     from hgc.errors import HgcError
@@ -32,6 +33,7 @@ _HOME = {
     "distribute": "hgc.compiler",
     "empty_weights": "hgc.tracing",
     "trace": "hgc.tracing",
+    "verify": "hgc.backends.parity.verify",
     "verify_program": "hgc.ir.verifier",
 }
 
@@ -60,5 +62,6 @@ __all__ = [
     "distribute",
     "empty_weights",
     "trace",
+    "verify",
     "verify_program",
 ]

@@ -49,12 +49,12 @@ def verify(
     case = make_case(stored, dtype, steps, seed, optimizer)
     stored = replace(stored, model=single.without_weights(stored.model))
     expected = single.run(stored, case)
-    truth = None if dtype == torch.float64 else single.run(stored, _first_step_in_float64(case)).gradients
+    truth = None if dtype == torch.float64 else single.run(stored, first_step_in_float64(case)).gradients
     found = _launch(directory, case, plan.devices, timeout_s)
     return compare(expected, found, dtype, plan.devices, str(plan.strategy), truth)
 
 
-def _first_step_in_float64(case: Case) -> Case:
+def first_step_in_float64(case: Case) -> Case:
     return replace(case, state=to_dtype(case.state, torch.float64), batches=case.batches[:1], dtype=torch.float64)
 
 

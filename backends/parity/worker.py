@@ -17,12 +17,12 @@ CASE, OUTCOME = "case.pt", "outcome.pt"
 
 
 def run_rank(model: Any, plan: Any, case: Case) -> Outcome:
-    """Train the emitted model on this rank; the outcome is whole and the same on every rank."""
+    """Train the emitted model on this rank; the outcome is whole and the same on every rank. The caller switches dropout off."""
     trainer = runtime.Trainer(model, plan, state=case.state, dtype=case.dtype, device="cpu")
     optimizer = make_optimizer(case, list(trainer.parameters()))
     losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}
-    with without_dropout(), precision(case.dtype):
+    with precision(case.dtype):
         for step, batch in enumerate(case.batches):
             optimizer.zero_grad()
             losses.append(float(trainer.step(batch)))
@@ -36,7 +36,8 @@ def main(folder: str, executable: str) -> None:
     torch.set_num_threads(1)
     case = torch.load(Path(folder) / CASE, weights_only=False)
     model, plan = torchrun.load_model(Path(executable))
-    outcome = run_rank(model, plan, case)
+    with without_dropout():
+        outcome = run_rank(model, plan, case)
     if dist.get_rank() == 0:
         torch.save(outcome, Path(folder) / OUTCOME)
     dist.barrier()

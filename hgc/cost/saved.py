@@ -1,0 +1,249 @@
+"""Measure a body: run every node forward and backward on fake tensors of symbolic sizes, and watch what torch does.
+
+Each node runs on its own, on detached operands that need gradients where the program says so. What autograd packs is what it saves, memory
+shared by tensors is counted once, products and collectives are counted where they reach a kernel. Nothing is computed and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from hgc._torch_compat import OpOverload, counted_flops, running_in, storage_key, symbolic_mode, watching_calls
+from hgc.cost.fake_sizes import FakeSizes
+from hgc.cost.stand_ins import STAND_INS
+from hgc.cost.symbolic import ZERO, BodyCost, Communication, NodeCost, OutputCost
+from hgc.ir import ops
+from hgc.ir.ops.groups import Group
+from hgc.ir.program import SymbolInfo
+from hgc.ir.value import Info, Size, Value, info, is_size
+
+_LOOKUPS = frozenset({"embedding", "vocab_embedding", "index_select", "gather", "take_along_dim", "index"})
+"""Operators whose first tensor is a table of which they read as much as they return."""
+_COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
+def measure(name: str, body: fx.GraphModule, mesh: Mapping[str, int], symbols: Mapping[sympy.Symbol, SymbolInfo]) -> BodyCost:
+    """The costs of one call of ``body`` on one rank of ``mesh``, in the program's symbols.
+
+    A node that cannot run on fake tensors is counted as keeping all its operands and results, without FLOPs; ``BodyCost.notes`` says so.
+    """
+    mode = symbolic_mode()
+    groups = {axis: Group(axis, size, 0, None) for axis, size in mesh.items()}  # type: ignore[arg-type]
+    with running_in(mode), ops.use(groups):
+        run = _Run(name, FakeSizes(mode, mesh, symbols), mesh)
+        return run.measure(body)
+
+
+@dataclass
+class _Seen:
+    """What was watched while one node ran."""
+
+    forward_flops: Any = 0
+    backward_flops: Any = 0
+    saved: list[Tensor] = field(default_factory=list)
+    communication: list[Communication] = field(default_factory=list)
+
+
+class _Run:
+    def __init__(self, name: str, sizes: FakeSizes, mesh: Mapping[str, int]) -> None:
+        self.name, self.sizes, self.mesh = name, sizes, dict(mesh)
+        self.values: dict[fx.Node, Any] = {}
+        self.owners: dict[int, int] = {}  # storage -> position of the body input that it belongs to
+        self.kept: dict[int, Tensor] = {}  # storage -> a tensor that keeps it alive
+        self.notes: list[str] = []
+
+    def measure(self, body: fx.GraphModule) -> BodyCost:
+        inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+        for position, node in enumerate(inputs):
+            self.values[node] = self._fake(_value(node))
+            self.owners[storage_key(self.values[node])] = position
+        costs = [self._node(node) for node in body.graph.nodes if node.op == "call_function" and not self._trivial(node)]
+        (output,) = (n for n in body.graph.nodes if n.op == "output")
+        kept_inputs = tuple(sorted(self.owners[key] for key in self.kept if key in self.owners))
+        return BodyCost(
+            self.name,
+            tuple(costs),
+            tuple(self._bytes(self.values[node]) for node in inputs),
+            tuple(self._output(self.values[node]) for node in output.args[0]),
+            sympy.Add(*(self._bytes(self.values[n]) for n in inputs if info(n).role == "parameter")),
+            sympy.Add(*(self._bytes(self.values[n]) for n in inputs if info(n).role == "buffer")),
+            kept_inputs,
+            (*self.notes, *self.sizes.notes(self.name)),
+        )
+
+    def _fake(self, value: Value) -> Tensor:
+        made = torch.empty([self.sizes.make(size) for size in value.local_shape(self.mesh)], dtype=value.dtype)
+        return made.requires_grad_(value.requires_grad)
+
+    def _trivial(self, node: fx.Node) -> bool:
+        """Sizes and pieces of results: they have values and no costs."""
+        if is_size(node):
+            arguments = fx.map_arg(node.args, lambda a: self.values[a])
+            self.values[node] = node.target(*arguments)  # type: ignore[operator]
+        elif node.target is operator.getitem:
+            source, index = node.args
+            self.values[node] = self.values[source][index]  # type: ignore[index]
+        else:
+            return False
+        return True
+
+    # -- one node -----------------------------------------------------------------------------------------------------------------------
+
+    def _node(self, node: fx.Node) -> NodeCost:
+        operands = {n: self._operand(n) for n in node.all_input_nodes if not is_size(n)}
+        try:
+            result, seen = self._run(node, operands)
+        except Exception as error:
+            result, seen = self._unknown(node, operands, error)
+        self.values[node] = result
+        return self._cost(node, [t for t in operands.values() if isinstance(t, Tensor)], _tensors(result), seen)
+
+    def _operand(self, node: fx.Node) -> Any:
+        known, wanted = self.values[node], info(node).value
+        assert isinstance(known, Tensor)
+        assert isinstance(wanted, Value)
+        return known.detach().requires_grad_(wanted.requires_grad)
+
+    def _run(self, node: fx.Node, operands: Mapping[fx.Node, Any]) -> tuple[Any, _Seen]:
+        seen = _Seen()
+        function = STAND_INS.get(node.target, node.target)
+        args = fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, self.values.get(n)))
+        with self._watching(seen, backward=False), torch.autograd.graph.saved_tensors_hooks(_keep_in(seen.saved), _same):
+            result = function(*args[0], **args[1])
+        wanted = [t for t in operands.values() if t.requires_grad]
+        given = [t for t in _tensors(result) if t.requires_grad and not any(t is operand for operand in wanted)]
+        if wanted and given and not _is_elementwise(node):
+            with self._watching(seen, backward=True):
+                torch.autograd.grad(given, wanted, [torch.empty_like(t) for t in given], allow_unused=True)
+        return result, seen
+
+    @contextmanager
+    def _watching(self, seen: _Seen, backward: bool) -> Iterator[None]:
+        def report(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+            flops = counted_flops(func, args, kwargs, result)
+            if backward:
+                seen.backward_flops += flops
+            else:
+                seen.forward_flops += flops
+            namespace, _, what = func.name().partition("::")
+            if namespace == "_c10d_functional" and what in _COLLECTIVES:
+                seen.communication.append(self._communication(_COLLECTIVES[what], args, result, backward))
+
+        with watching_calls(report):
+            yield
+
+    def _communication(self, collective: str, args: Any, result: Tensor, backward: bool) -> Communication:
+        axis = next(a for a in reversed(args) if isinstance(a, str))
+        payload = result if collective == "all_gather" else args[0]
+        return Communication(collective, axis, self.mesh[axis], self._bytes(payload), backward)
+
+    def _unknown(self, node: fx.Node, operands: Mapping[fx.Node, Any], error: Exception) -> tuple[Any, _Seen]:
+        values = info(node).value
+        made = [self._fake(v) for v in (values if isinstance(values, tuple) else (values,)) if v is not None]
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self.notes.append(
+            f"{_operator_name(node)} ({node.name!r} of {self.name}) cannot run without data ({reason}): it is counted as keeping its "
+            f"operands and results, with no FLOPs"
+        )
+        seen = _Seen(saved=[*operands.values(), *made] if any(t.requires_grad for t in made) else [])
+        return (tuple(made) if isinstance(values, tuple) else made[0]), seen
+
+    # -- from tensors to expressions ----------------------------------------------------------------------------------------------------
+
+    def _cost(self, node: fx.Node, operands: list[Tensor], results: list[Tensor], seen: _Seen) -> NodeCost:
+        known: Info = info(node)
+        shared = {storage_key(t) for t in operands}
+        fresh = [t for t in results if storage_key(t) not in shared]
+        written = self._sum(fresh)
+        needed = [t for t in operands if t.requires_grad] if fresh and any(t.requires_grad for t in fresh) else []
+        return NodeCost(
+            name=node.name,
+            operator=_operator_name(node),
+            path=known.path,
+            forward_flops=self.sizes.expression(seen.forward_flops),
+            backward_flops=self.sizes.expression(seen.backward_flops),
+            read_bytes=self._read(node, operands, written) if fresh else ZERO,
+            written_bytes=written,
+            backward_read_bytes=self._sum([t for t in fresh if t.requires_grad]) + self._sum(_distinct(seen.saved)) if needed else ZERO,
+            backward_written_bytes=self._sum(needed),
+            saved_bytes=self._keep(seen.saved),
+            communication=tuple(seen.communication),
+        )
+
+    def _read(self, node: fx.Node, operands: list[Tensor], written: Size) -> Size:
+        if _operator_name(node).partition(".")[0] in _LOOKUPS and operands:
+            return written + self._sum(operands[1:])
+        return self._sum(operands)
+
+    def _keep(self, saved: Sequence[Tensor]) -> Size:
+        """Bytes of the memory that nothing kept so far; memory of body inputs is not the body's."""
+        added = ZERO
+        for tensor in saved:
+            key = storage_key(tensor)
+            if key not in self.kept:
+                self.kept[key] = tensor
+                added += ZERO if key in self.owners else self._storage_bytes(tensor)
+        return added
+
+    def _output(self, tensor: Tensor) -> OutputCost:
+        key = storage_key(tensor)
+        return OutputCost(self._bytes(tensor), self._storage_bytes(tensor), key in self.kept, self.owners.get(key))
+
+    def _sum(self, tensors: Sequence[Tensor]) -> Size:
+        return sympy.Add(*map(self._bytes, tensors))
+
+    def _bytes(self, tensor: Tensor) -> Size:
+        return self.sizes.expression(tensor.numel() * tensor.element_size())
+
+    def _storage_bytes(self, tensor: Tensor) -> Size:
+        return self.sizes.expression(tensor.untyped_storage().nbytes())
+
+
+def _keep_in(saved: list[Tensor]) -> Any:
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    return pack
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return list({(storage_key(t), tuple(map(str, t.shape))): t for t in tensors}.values())
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [t for t in (result if isinstance(result, list | tuple) else (result,)) if isinstance(t, Tensor)]
+
+
+def _value(node: fx.Node) -> Value:
+    found = info(node).value
+    assert isinstance(found, Value)
+    return found
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    """Then backward has neither products nor collectives."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def _operator_name(node: fx.Node) -> str:
+    if isinstance(node.target, OpOverload):
+        return str(node.target).removeprefix("aten.").removesuffix(".default")
+    return getattr(node.target, "__name__", str(node.target))

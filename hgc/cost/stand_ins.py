@@ -1,0 +1,130 @@
+"""Operators as they run on a GPU, for measuring on fake CPU tensors: same results' shapes, same saved tensors, same products.
+
+On the CPU attention and dropout keep other tensors for backward than the kernels that training uses, and the experts' grouped products
+depend on numbers. Each stand-in calls products of the right sizes, so that whoever watches counts the right FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgc.ir import ops
+from hgc.ir.ops.attention import _allowed, _masked
+from hgc.ir.ops.attention import attention as real_attention
+from hgc.ir.ops.moe import _ToRows
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In what kernels keep the logarithms of softmax sums."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Keeps q, k, v, the bias, the result and one number for each row of scores; the result lies in memory as [B, S, H, E]."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        b, h, s, d = q.shape
+        t, e = v.shape[2:]
+        torch.bmm(q.new_empty(b * h, s, d), q.new_empty(b * h, d, t))
+        torch.bmm(q.new_empty(b * h, s, t), q.new_empty(b * h, t, e))
+        out = q.new_empty(b, s, h, e).transpose(1, 2)
+        sums = q.new_empty(b, h, s, dtype=statistics_dtype(q.dtype))
+        ctx.save_for_backward(q, k, v, bias, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, bias, _, _ = ctx.saved_tensors
+        b, h, s, d = q.shape
+        t, e = v.shape[2:]
+        need_q, need_k, need_v, need_bias = ctx.needs_input_grad
+        scores = q.new_empty(b * h, s, t)
+        if need_v:
+            torch.bmm(scores.transpose(1, 2), q.new_empty(b * h, s, e))
+        if need_q or need_k or need_bias:
+            torch.bmm(q.new_empty(b * h, s, e), q.new_empty(b * h, e, t))
+        if need_q:
+            torch.bmm(scores, q.new_empty(b * h, t, d))
+        if need_k:
+            torch.bmm(scores.transpose(1, 2), q.new_empty(b * h, s, d))
+        needs = zip((q, k, v, bias), ctx.needs_input_grad, strict=True)
+        return tuple(torch.empty_like(x) if x is not None and needed else None for x, needed in needs)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    dropout: float = 0.0,
+    random_axes: tuple[str, ...] = (),
+) -> Tensor:
+    """:func:`hgc.ir.ops.attention`; with soft caps or sinks it is written out on every device."""
+    if sinks is None and not softcap:
+        if window and window >= k.shape[2]:
+            window = 0
+        if window or (causal and bias is not None):
+            bias = _masked(bias, _allowed(q, k, causal, window))
+        if bias is not None and bias.dtype == torch.bool:
+            bias = bias.to(q.dtype)  # kernels add their masks
+        return _apply(_FusedAttention, q, k, v, bias)
+    return real_attention(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
+
+
+def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:
+    """:func:`hgc.ir.ops.dropout` with a mask of one byte an element."""
+    kept: Tensor = torch.native_dropout(x, p, True)[0] if p else x
+    return kept
+
+
+def moe_dispatch(x: Tensor, experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`hgc.ir.ops.moe_dispatch` without counting tokens."""
+    order = torch.argsort(experts.reshape(-1), stable=True)
+    return _apply(_ToRows, x, order, experts.shape[1]), experts.new_empty(num_experts, dtype=torch.int32), order
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """One kernel for all experts: keeps rows, weights and offsets."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, offsets: Tensor, transposed: bool) -> Tensor:
+        ctx.save_for_backward(rows, weight, offsets)
+        ctx.transposed = transposed
+        return torch.mm(rows, weight[0] if transposed else weight[0].t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        rows, weight, _ = ctx.saved_tensors
+        one = weight[0].t() if ctx.transposed else weight[0]
+        for_rows = torch.mm(grads[0], one) if ctx.needs_input_grad[0] else None
+        if ctx.needs_input_grad[1]:
+            torch.mm(grads[0].t(), rows)
+        return for_rows, torch.empty_like(weight) if ctx.needs_input_grad[1] else None, None, None
+
+
+def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor, transposed: bool) -> Tensor:
+    """:func:`hgc.ir.ops.grouped_linear` without knowing where the groups end."""
+    return _apply(_GroupedLinear, rows, weight, offsets, transposed)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
+STAND_INS: Mapping[Any, Callable[..., Any]] = {
+    ops.attention: attention,
+    ops.dropout: dropout,
+    ops.moe_dispatch: moe_dispatch,
+    ops.grouped_linear: grouped_linear,
+}

@@ -10,7 +10,7 @@ PYTEST_FLAGS ?= -n auto --dist loadfile
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint tree clean
+.PHONY: help install demo test lint ruff types imports tree clean
 
 help:
 	@echo "make demo     compile a small Llama, train it on 4 processes, prove it equal to the model, draw it"
@@ -39,10 +39,16 @@ tree:
 	@rm -rf build/tree && mkdir -p build/tree/hgc
 	@cd build/tree/hgc && ln -s ../../../hgc/[!_]* ../../../hgc/_[!_]* ../../../hgc/__init__.py ../../../passes ../../../backends ../../../tools .
 
-lint: $(STAMP) tree
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	cd build/tree && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p hgc
+lint: ruff types imports
+
+ruff: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP) tree
+	@cd build/tree && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p hgc
+
+imports: $(STAMP) tree
 	@cd build/tree && ../../$(BIN)/lint-imports --no-logo --cache-dir ../../.import_linter_cache ../../.importlinter
 
 clean:

@@ -91,8 +91,7 @@ def _declarations(program: Program, calls: Sequence[Call], graph: fx.Graph, data
             assert isinstance(given, fx.Node)
             if info(node).role != "input":
                 entry = program.state[str(given.target).removeprefix(STATE)]
-                _check_name(call, info(node).path, entry)
-                own.append(declare(info(node).path, entry, data))
+                own.append(declare(_declared_name(call, info(node).path, entry), entry, data))
         found = found or own
         if own != found:
             differing = next(a.name for a, b in zip(own, found, strict=True) if a != b)
@@ -102,10 +101,14 @@ def _declarations(program: Program, calls: Sequence[Call], graph: fx.Graph, data
     return found
 
 
-def _check_name(call: Call, relative: str, entry: State) -> None:
+def _declared_name(call: Call, relative: str, entry: State) -> str:
+    """The name inside the block; with a dot in front a full name, for what a block reads from outside itself."""
     full = f"{call.block.path}.{relative}" if call.block.path else relative
-    if full not in (entry.name, *entry.aliases):
-        raise ArtifactError(f"block {call.block.path!r} reads {entry.name!r} under the name {full!r}, which the model does not know")
+    if full in (entry.name, *entry.aliases):
+        return relative
+    if relative in (entry.name, *entry.aliases):
+        return f".{relative}"
+    raise ArtifactError(f"block {call.block.path!r} reads {entry.name!r} under the name {full!r}, which the model does not know")
 
 
 def _unused(program: Program) -> dict[str, State]:

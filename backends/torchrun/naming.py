@@ -100,8 +100,12 @@ class Names:
         if node.op == "placeholder":
             return last_part(info(node).path)
         kind = stem(node)
-        if kind == "getitem" and stem(node.all_input_nodes[0]) in _SEVERAL:
-            return _SEVERAL[stem(node.all_input_nodes[0])][int(str(node.args[1]))]
+        if kind == "getitem":
+            source, index = node.all_input_nodes[0], int(str(node.args[1]))
+            if stem(source) in _SEVERAL:
+                return _SEVERAL[stem(source)][index]
+            if stem(source) == "broadcast_tensors":
+                return self(source.all_input_nodes[index])
         if kind in ("cos", "sin"):
             return kind
         users = [user for user in node.users if user.op == "call_function"]

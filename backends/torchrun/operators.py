@@ -342,6 +342,8 @@ def _table() -> dict[Any, Printer]:
     add("rsub", _reversed_sub)
     add("to", _cast, "dtype")
     add("einsum", _einsum)
+    add("linalg_vector_norm", _function("torch.linalg.vector_norm"), "default")
+    add("broadcast_tensors", lambda o: call("torch.broadcast_tensors", (o.source(t).text for t in o["tensors"])))
     add("slice_scatter", _scatter_slice, "default")
     add("select_scatter", _method("select_scatter"), "default")
     add("numpy_T", lambda o: Expression(f"{o.atom('self')}.T"), "default")

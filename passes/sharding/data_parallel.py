@@ -10,7 +10,7 @@ from torch import fx
 from hgc.errors import ShardingError
 from hgc.ir.placement import Replicated, Shard
 from hgc.ir.program import Program
-from hgc.ir.value import Value, info
+from hgc.ir.value import Value, info, value
 from hgc.ir.verifier import planning_hints
 from hgc.passes.base import Transform
 from hgc.passes.sharding.layout import AxisLayout
@@ -38,13 +38,13 @@ def data_layout(program: Program, axis: str, size: int) -> AxisLayout:
             f"dp is {size}, but no input of the model has a batch dim that tracing kept symbolic or that {size} divides; "
             "name it with dynamic={'input': {0: 'b'}} or use dp=1"
         )
-    return AxisLayout(axis, size, Replicated(), inputs)
+    divided = frozenset(symbol for node in program.inputs() if node.name in inputs for symbol in value(node).shape[0].free_symbols)
+    return AxisLayout(axis, size, Replicated(), inputs, divided=divided)
 
 
 def batch_first(program: Program, node: fx.Node, size: int) -> bool:
     """Is the first dim of this input the batch?"""
-    value = info(node).value
-    if not isinstance(value, Value) or not value.shape:
+    found = info(node).value
+    if not isinstance(found, Value) or not found.shape:
         return False
-    first = value.shape[0]
-    return any(program.symbols[s].meaning == "batch" for s in first.free_symbols if s in program.symbols)
+    return any(program.symbols[s].meaning == "batch" for s in found.shape[0].free_symbols if s in program.symbols)

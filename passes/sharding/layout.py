@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import sympy
+
 from hgc.ir.placement import Invariant, Placement
 
 
@@ -14,6 +16,7 @@ class AxisLayout:
 
     ``default`` is where state not named in ``state`` lives: ``Replicated`` on a data axis (its gradient is summed once, by the runtime),
     ``Invariant`` on a tensor axis. ``sequence_dim`` is the dim along which 3-D activations leave a block, or None to leave them whole.
+    ``divided`` are the size symbols that the axis is there to divide: what varies over them should not be computed whole on every rank.
     """
 
     axis: str
@@ -22,3 +25,4 @@ class AxisLayout:
     inputs: Mapping[str, Placement] = field(default_factory=dict)
     state: Mapping[str, Placement] = field(default_factory=dict)
     sequence_dim: int | None = None
+    divided: frozenset[sympy.Symbol] = frozenset()

@@ -34,6 +34,13 @@ _GATHERED_STATE = 1e18
 """State is not gathered to save activations: the plan placed it where it is. Only where nothing else is legal."""
 
 
+_REDUNDANT = 2.0
+"""Bytes that a byte counts for which varies over the batch and is computed alike on every rank of an axis that splits the batch."""
+
+_ASTRAY = 1e-2
+"""The same for what is split along another dim than the batch: it must be exchanged sooner or later."""
+
+
 def lower_axis(program: Program, layout: AxisLayout, hints: Hints) -> Program:
     """Place every value on ``layout.axis`` and insert the collectives this needs.
 
@@ -189,6 +196,11 @@ class _BodyLowering:
             if operand.found != wanted and operand.node in updated:
                 return math.inf
             total += self._price(operand.node, operand.found, wanted, self._bytes(operand.shape, operand.dtype.itemsize))
+        for shape, placement in zip(call.outputs, case.outputs, strict=True):
+            over_batch = [bool(size.free_symbols & self.layout.divided) for size in shape]
+            if any(over_batch) and not isinstance(placement, Partial):
+                astray = isinstance(placement, Shard) and not over_batch[placement.dim]
+                total += self._bytes(shape, 4) * (_REDUNDANT if is_whole(placement) else _ASTRAY if astray else 0.0)
         return total
 
     def _price(self, node: fx.Node, found: Placement, wanted: Placement, size_bytes: float) -> float:

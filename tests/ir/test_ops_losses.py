@@ -103,6 +103,29 @@ def test_half_precision_is_accumulated_in_float32(dp: int, tp: int) -> None:
     assert (grad.double() - expected_grad).abs().max() < 2**-7 * expected_grad.abs().max()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_forbidden_classes(smoothing: float) -> None:
+    """Models forbid classes with minus infinity, or the lowest number; here all classes of the second rank in some rows."""
+    logits, target = torch.randn(6, 8, dtype=torch.float64), torch.tensor([0, 1, 3, -100, 2, 7])
+    logits[:2, 4:], logits[2, 4:6] = torch.finfo(torch.float64).min, torch.finfo(torch.float64).min
+    if not smoothing:
+        logits[:2, 4:] = -torch.inf
+    whole = logits.clone().requires_grad_()
+    expected = F.cross_entropy(whole, target, label_smoothing=smoothing)
+    expected.backward()
+
+    def rank_main(rank: int) -> tuple[Tensor, Tensor]:
+        with ops.use(mesh_groups({"tp": 2})):
+            mine = ops.shard(logits, 1, "tp").clone().requires_grad_()
+            loss = ops.cross_entropy(mine, target, label_smoothing=smoothing, vocab_axis="tp")
+            loss.backward()
+            assert mine.grad is not None
+            return loss.detach(), ops.all_gather(mine.grad, 1, "tp")
+
+    for found in run_ranks(2, rank_main):
+        torch.testing.assert_close(found, (expected.detach(), whole.grad))
+
+
 def test_no_reduction_keeps_rows() -> None:
     logits, target = torch.randn(4, 6), torch.tensor([0, 5, -100, 2])
 

@@ -190,8 +190,9 @@ def write_along(call: Call) -> Iterator[Case]:
     drops = source.rank < x.rank
     yield call.all_whole()
     yield call.case({x.index: PARTIAL, source.index: PARTIAL}, PARTIAL)
+    all_of_it = not drops and source.shape[own] == x.shape[own] and not call["start"] and call["step"] == 1
     for dim in range(x.rank):
-        if dim != own and call.divides(x.shape[dim]):
+        if (dim != own or all_of_it) and call.divides(x.shape[dim]):
             yield call.case({x.index: Shard(dim), source.index: Shard(dim - (drops and dim > own))}, Shard(dim))
 
 

@@ -211,6 +211,8 @@ def triangle(d: Draw, target: Any) -> Sample:
 def slice_scatter(d: Draw, target: Any) -> Sample:
     shape = [*d.shape(0, 2), 4]
     dim = d.pick(-1, len(shape) - 1)
+    if d.some(3):
+        return Sample(target, (d.real(*shape), d.real(*shape), d.pick(dim, 0), 0, 2**63 - 1, 1))
     return Sample(target, (d.real(*shape), d.real(*shape[:-1], 2), dim, *d.pick((0, 2, 1), (2, 4, 1), (0, 4, 2), (2, 2**63 - 1, 1))))
 
 

@@ -54,6 +54,8 @@ class Kernels:
                 raise ClusterError(f"{name} is {value}; expected a share of the peak, above 0 and at most 1")
         for name in ("tile_s", "wave_sharpness", "launch_s", "score_s"):
             records.check_positive(name, getattr(self, name), ClusterError, zero=True)
+        if self.wave_sharpness > 1:
+            raise ClusterError(f"wave_sharpness is {self.wave_sharpness}; expected a number from 0 to 1")
         records.check_positive("cache_bytes_per_s", self.cache_bytes_per_s, ClusterError)
 
 
@@ -95,7 +97,7 @@ class Device:
 class Link:
     """What joins devices; ``hgc.cost.collectives`` says how collectives use it.
 
-    A message of ``n`` bytes takes ``latency_s + n / (bytes_per_s * efficiency) + ramp_s * n / (n + ramp_bytes)`` seconds.
+    A message of ``n`` bytes takes ``base_s + latency_s + n / (bytes_per_s * efficiency) + ramp_s * n / (n + ramp_bytes)`` seconds.
 
     Args:
         latency_s: of one hop.
@@ -204,8 +206,10 @@ class Cluster:
             ClusterError: unknown name, with the nearest one that exists.
         """
         records.check_whole("nodes", nodes, 1, ClusterError)
-        found = _read_preset("device", DevicePreset, name)
-        joined = _read_preset("network", NetworkPreset, network or found.network)
+        if per_node is not None:
+            records.check_whole("per_node", per_node, 1, ClusterError)
+        found = device_preset(name)
+        joined = network_preset(network or found.network)
         node = replace(found.node, uplinks=joined.uplinks)
         if per_node is not None:
             node = replace(node, count=per_node, uplinks=max(1, min(joined.uplinks, joined.uplinks * per_node // found.node.count)))
@@ -274,11 +278,22 @@ T = TypeVar("T")
 
 def presets(kind: str = "device") -> list[str]:
     """Names that :meth:`Cluster.preset` takes; ``kind`` is ``"device"`` or ``"network"``."""
-    return sorted(file.name.removesuffix(".json") for file in _folder(kind).iterdir() if file.name.endswith(".json"))
+    return sorted(file.name.removesuffix(".json") for file in preset_folder(kind).iterdir() if file.name.endswith(".json"))
 
 
-def _folder(kind: str) -> Traversable:
+def preset_folder(kind: str) -> Traversable:
+    """Where the presets of a kind are packaged."""
     return resources.files("hgc") / "cost" / "presets" / f"{kind}s"
+
+
+def device_preset(name: str) -> DevicePreset:
+    """A packaged device with its node and sources; raises :class:`ClusterError` with the nearest name that exists."""
+    return _read_preset("device", DevicePreset, name)
+
+
+def network_preset(name: str) -> NetworkPreset:
+    """A packaged network with its sources; raises :class:`ClusterError` with the nearest name that exists."""
+    return _read_preset("network", NetworkPreset, name)
 
 
 def _read_preset(kind: str, cls: type[T], name: str) -> T:
@@ -287,5 +302,5 @@ def _read_preset(kind: str, cls: type[T], name: str) -> T:
         near = [option for option in known if name and option.startswith(str(name).lower())]
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else records.suggestion(str(name), known)
         raise ClusterError(f"no {kind} is called {name!r}; {hint}")
-    text = (_folder(kind) / f"{name}.json").read_text(encoding="utf-8")
+    text = (preset_folder(kind) / f"{name}.json").read_text(encoding="utf-8")
     return records.decode(cls, records.parse_json(text, f"preset {name}", ClusterError), name, ClusterError)

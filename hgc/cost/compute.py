@@ -22,6 +22,8 @@ ELEMENT_BYTES = {"float32": 4.0, "tfloat32": 4.0, "bfloat16": 2.0, "float16": 2.
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Rows and columns of the output tiles that libraries choose from."""
+RESULT_BYTES = 2.0
+"""Products of 8 bits and less give 16 bits."""
 ATTENTION_ROWS = 128
 """Queries, and keys, of one block of fused attention."""
 HEAD_STEP = 16
@@ -54,7 +56,8 @@ def matmul_time_s(device: Device, m: Numbers, n: Numbers, k: Numbers, batch: Num
     loaded_per_s = kernels.cache_bytes_per_s / kernels.units
     rows, columns, inner, times = (np.asarray(value, dtype=np.float64) for value in (m, n, k, batch))
     aligned = _alignment(device, columns, inner, element_bytes)
-    moved_s = (rows * inner + inner * columns + rows * columns) * times * element_bytes / _bandwidth(device)
+    moved = (rows * inner + inner * columns) * element_bytes + rows * columns * max(element_bytes, RESULT_BYTES)
+    moved_s = times * moved / _bandwidth(device)
     options = []
     for tile_m, tile_n in TILES:
         area = tile_m * tile_n

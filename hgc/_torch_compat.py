@@ -23,6 +23,32 @@ def all_reduce(x: Tensor, op: str, group_name: str) -> Tensor:
     return result
 
 
+def start_all_reduce(x: Tensor, op: str, group_name: str) -> Tensor:
+    """:func:`all_reduce` that is only under way: nothing may read the result before :func:`finished` has returned it."""
+    result: Tensor = _raw.all_reduce(x.contiguous(), op, group_name)
+    return result
+
+
+def finished(started: Tensor) -> Tensor:
+    """The result of a started collective."""
+    result: Tensor = _raw.wait_tensor(started)
+    return result
+
+
+def finished_when_read(started: Tensor) -> Tensor:
+    """A tensor that waits for a started collective by itself, as soon as an operator reads it."""
+    lazy: Tensor = torch.distributed._functional_collectives.AsyncCollectiveTensor(started)
+    return lazy
+
+
+def settled(x: Tensor) -> Tensor:
+    """A plain tensor of what :func:`finished_when_read` gave; any other tensor as it is."""
+    if not isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor):
+        return x
+    result: Tensor = x.trigger_wait()  # type: ignore[no-untyped-call]
+    return result
+
+
 def all_gather_flat(x: Tensor, ranks: int, group_name: str) -> Tensor:
     """``[n, ...]`` on each rank to ``[ranks * n, ...]``; below autograd."""
     result: Tensor = _raw.wait_tensor(_raw.all_gather_into_tensor(x.contiguous(), ranks, group_name))

@@ -36,6 +36,21 @@ def test_all_reduce_leaves_its_input_alone() -> None:
     assert on_world(use)[0].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+def test_all_reduce_that_is_waited_for_later() -> None:
+    assert on_world(lambda x, name: compat.finished(compat.start_all_reduce(x, "sum", name)))[0].tolist() == [10.0, 12.0, 14.0, 16.0]
+
+
+def test_all_reduce_that_waits_when_read() -> None:
+    def use(x: Tensor, name: str) -> Tensor:
+        lazy = compat.finished_when_read(compat.start_all_reduce(x, "sum", name))
+        plain = compat.settled(lazy.detach())
+        assert type(plain) is Tensor
+        assert compat.settled(plain) is plain
+        return torch.stack([lazy + 1, plain])
+
+    assert on_world(use)[0].tolist() == [[11.0, 13.0, 15.0, 17.0], [10.0, 12.0, 14.0, 16.0]]
+
+
 def test_gathers_and_scatters_keep_rank_order() -> None:
     assert on_world(lambda x, name: compat.all_gather_flat(x[:2], 2, name))[0].tolist() == [0.0, 1.0, 10.0, 11.0]
     assert [x.tolist() for x in on_world(lambda x, name: compat.reduce_scatter_flat(x, 2, name))] == [[10.0, 12.0], [14.0, 16.0]]

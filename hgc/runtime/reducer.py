@@ -100,7 +100,8 @@ class Reducer:
             bucket, room = open_buckets.get(key, (None, 0))
             if bucket is None or size > room:
                 # the first is small, so that communication starts early; more of them would cost more than the overlap gains
-                bucket, room = _Bucket([], group), self._bucket_bytes if key in open_buckets else min(FIRST_BUCKET_BYTES, self._bucket_bytes)
+                room = self._bucket_bytes if key in open_buckets else min(FIRST_BUCKET_BYTES, self._bucket_bytes)
+                bucket = _Bucket([], group)
                 self._buckets.append(bucket)
             bucket.parameters.append(parameter)
             open_buckets[key] = bucket, room - size

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from hgc._torch_compat import settled
 from hgc.errors import ArtifactError
 from hgc.ir.ops.collectives import sum_over
 from hgc.ir.ops.groups import describe
@@ -88,12 +89,12 @@ class Trainer:
                 if last:
                     self._reducer.begin()
                 loss = self._forward(part)
-                (loss / len(parts) if len(parts) > 1 else loss).backward()  # type: ignore[no-untyped-call]
+                loss.backward(torch.full((), 1 / len(parts), dtype=loss.dtype, device=loss.device))  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
             self._reducer.finish()
         for share in self._shares.values():
             share.after_backward()
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        return settled(losses[0]) if len(losses) == 1 else torch.stack(losses).mean()
 
     @torch.no_grad()
     def loss(self, batch: batches.Batch) -> Tensor:

@@ -23,10 +23,6 @@ def sum_over(x: Tensor, name: str) -> Tensor:
     return raw.all_reduce(x, "sum", name)
 
 
-def max_over(x: Tensor, name: str) -> Tensor:
-    return raw.all_reduce(x, "max", name)
-
-
 def stack_over(x: Tensor, size: int, name: str) -> Tensor:
     """``[*shape]`` on each rank to ``[size, *shape]`` on all."""
     return raw.all_gather_flat(x.reshape(1, *x.shape), size, name)
@@ -82,6 +78,9 @@ class _AsPartial(torch.autograd.Function):
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        if x.dim() == 0 and not torch.compiler.is_compiling():
+            # a loss, which backward does not read: no rank need wait here for the slowest
+            return raw.finished_when_read(raw.start_all_reduce(x, "sum", name))
         return sum_over(x, name)
 
     @staticmethod
@@ -182,7 +181,7 @@ def as_partial(x: Tensor, axis: str) -> Tensor:
 
 
 def all_reduce(x: Tensor, axis: str) -> Tensor:
-    """P -> I: the sum over ``axis``; the gradient passes as it is."""
+    """P -> I: the sum over ``axis``; the gradient passes as it is. A 0-d result waits for the other ranks when it is first read."""
     group = groups.find(axis)
     if group is None:
         return x

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hgc import _torch_compat as raw
 from hgc.errors import ShardingError
 from hgc.ir.ops import groups
-from hgc.ir.ops.collectives import max_over, sum_over
+from hgc.ir.ops.collectives import stack_over, sum_over
 
 
 def vocab_embedding(weight: Tensor, ids: Tensor, axis: str, padding_idx: int = -1) -> Tensor:
@@ -31,7 +33,7 @@ def vocab_embedding(weight: Tensor, ids: Tensor, axis: str, padding_idx: int = -
 
 
 class _VocabRows(torch.autograd.Function):
-    """Loss of each row, ``[N]``, from this rank's columns of the logits; two small all-reduces, no gathered logits."""
+    """Loss of each row, ``[N]``, from this rank's columns of the logits; one small all-gather, no gathered logits."""
 
     @staticmethod
     def forward(
@@ -42,45 +44,51 @@ class _VocabRows(torch.autograd.Function):
         ignore_index: int,
         smoothing: float,
         classes: int,
-        name: str,
-        rank: int,
+        vocab: groups.Group,
     ) -> Tensor:
-        first = rank * logits.size(1)
+        first = vocab.rank * logits.size(1)
         valid = min(max(classes - first, 0), logits.size(1))  # columns past the vocabulary are padding
-        z = logits.narrow(1, 0, valid)
-        top = z.detach().amax(1) if valid else z.new_full((z.size(0),), -torch.inf)
-        z = (z - max_over(top, name).unsqueeze(1)).to(_accumulate_dtype(logits.dtype))
+        z = logits.narrow(1, 0, valid).to(_accumulate_dtype(logits.dtype))
         kept = target != ignore_index
-        local = target - first
-        here = kept & (local >= 0) & (local < valid)
-        local = local.masked_fill(~here, 0)
+        here = kept & (target >= first) & (target < first + valid)
+        local = (target - first).masked_fill(~here, 0)
+        at_target = z.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(~here, 0.0) if valid else z.new_zeros(z.size(0))
+        top = z.amax(1) if valid else z.new_full((z.size(0),), -torch.inf)
+        top = top.clamp(min=torch.finfo(z.dtype).min)  # a row of minus infinities shall give exp(-inf) = 0, not NaN
+        z = z - top.unsqueeze(1)
         w = None if weight is None else weight.to(z.dtype)
         columns = None if w is None else w.narrow(0, first, valid) if valid else w[:0]
-        at_target = z.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(~here, 0.0) if valid else z.new_zeros(z.size(0))
-        all_classes = z.sum(1) if columns is None else (z * columns).sum(1)
+        found = [top, at_target]
+        if smoothing:
+            found += [z.sum(1), torch.full_like(top, valid)] if columns is None else [(z * columns).sum(1), columns.sum().expand_as(top)]
         e = z.exp_()
-        total, at_target, all_classes = sum_over(torch.stack([e.sum(1), at_target, all_classes]), name).unbind(0)
-        # loss = a (log total - z_t) + b (W log total - sum_c w_c z_c), rows that are ignored have a = b = 0
+        tops, at_targets, *sums, log_sums = stack_over(torch.stack([*found, e.sum(1).log()]), vocab.size, vocab.name).unbind(1)
+        highest = tops.amax(0)
+        log_total = torch.logsumexp(log_sums + (tops - highest), 0)
+        # loss = a (log total - z_t) + b (W log total - sum_c w_c z_c), all z less the highest; rows that are ignored have a = b = 0
         mass = classes if w is None else w[:classes].sum()
         a = (1.0 - smoothing) * (kept.to(z.dtype) if w is None else w[target.masked_fill(~kept, 0)] * kept)
-        b = kept.to(z.dtype) * (smoothing / classes)
-        log_total = total.log()
-        loss = a * (log_total - at_target) + b * (mass * log_total - all_classes)
-        ctx.save_for_backward(e.div_(total.unsqueeze(1)), local, here, kept, a, b, a + b * mass, columns)
-        ctx.smooth, ctx.columns, ctx.dtype = smoothing != 0.0, logits.size(1), logits.dtype
+        loss = a * (log_total - (at_targets.sum(0) - highest))
+        b = None
+        if smoothing:
+            b = kept.to(z.dtype) * (smoothing / classes)
+            loss = loss + b * (mass * log_total - (sums[0] + (tops - highest) * sums[1]).sum(0))
+        share = (top - highest - log_total).exp()  # of this rank's columns: e * share is the softmax
+        ctx.save_for_backward(e, local, here, kept, a, b, (a if b is None else a + b * mass) * share, columns)
+        ctx.columns, ctx.dtype = logits.size(1), logits.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        p, local, here, kept, a, b, scale, columns = ctx.saved_tensors
+        e, local, here, kept, a, b, scale, columns = ctx.saved_tensors
         grad = grad.masked_fill(~kept, 0.0)  # a mean over no rows hands down infinities
-        d = p * (scale * grad).unsqueeze(1)
-        if p.size(1):
-            if ctx.smooth:
+        d = e * (scale * grad).unsqueeze(1)
+        if e.size(1):
+            if b is not None:
                 d -= (b * grad).unsqueeze(1) if columns is None else torch.outer(b * grad, columns)
             d.scatter_add_(1, local.unsqueeze(1), (-(a * grad) * here).unsqueeze(1))
         d = F.pad(d, (0, ctx.columns - d.size(1))) if d.size(1) < ctx.columns else d
-        return d.to(ctx.dtype), None, None, None, None, None, None, None
+        return d.to(ctx.dtype), None, None, None, None, None, None
 
 
 def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -113,6 +121,7 @@ def cross_entropy(
         logits = logits.narrow(1, 0, vocab_size)
     if vocab is None and (not batch or reduction == "none"):
         return F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    count = _counted(logits, target, weight, ignore_index, batch) if reduction == "mean" else None  # under way while the loss is computed
     if vocab is None:
         rows = logits.to(_accumulate_dtype(logits.dtype))
         w = None if weight is None else weight.to(rows.dtype)
@@ -126,18 +135,20 @@ def cross_entropy(
             )
         classes = logits.size(1) * vocab.size if vocab_size is None else vocab_size
         losses: Tensor = _VocabRows.apply(  # type: ignore[no-untyped-call]
-            logits, target, weight, ignore_index, label_smoothing, classes, vocab.name, vocab.rank
+            logits, target, weight, ignore_index, label_smoothing, classes, vocab
         )
         if reduction == "none":
             return losses.to(logits.dtype)
         total = losses.sum()
-    if reduction == "mean":
-        total = total / _count(logits, target, weight, ignore_index, batch)
+    if count is not None:
+        total = total / count()
     return total.to(logits.dtype)
 
 
-def _count(logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, batch: tuple[groups.Group, ...]) -> Tensor:
-    """What the mean divides by: rows (or their total class weight) over all ranks, without the ignored ones."""
+def _counted(
+    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, batch: tuple[groups.Group, ...]
+) -> Callable[[], Tensor]:
+    """Start counting what the mean divides by: rows (or their total class weight) over all ranks, without the ignored ones."""
     dtype = _accumulate_dtype(logits.dtype)
     if target.is_floating_point():
         count = torch.full((), target.numel() / target.size(min(1, target.dim() - 1)), dtype=dtype, device=target.device)
@@ -145,6 +156,15 @@ def _count(logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: 
         kept = target != ignore_index
         count = kept.sum() if weight is None else (weight.to(dtype)[target.masked_fill(~kept, 0)] * kept).sum()
         count = count.to(dtype)
-    for group in batch:
-        count = sum_over(count, group.name)
-    return count
+    if not batch:
+        return lambda: count
+    first, *others = batch
+    started = raw.start_all_reduce(count, "sum", first.name)
+
+    def finish() -> Tensor:
+        total = raw.finished(started)
+        for group in others:
+            total = sum_over(total, group.name)
+        return total
+
+    return finish

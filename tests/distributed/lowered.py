@@ -97,7 +97,7 @@ def run_lowered(program: Program, inputs: Mapping[str, Tensor], state: Mapping[s
     coordinates = [r[0] for r in results]
     names = results[0][2]
     gradients = {n: whole([r[2][n] for r in results], coordinates, program.state[n].value, mesh) for n in names}
-    gradients = {n: g[: program.state[n].rows] for n, g in gradients.items()}
+    gradients = {n: g if program.state[n].rows is None else g[: program.state[n].rows] for n, g in gradients.items()}
     for result in results:
         torch.testing.assert_close(result[1], results[0][1])
     return results[0][1], gradients

@@ -57,7 +57,7 @@ def _diagnose(cause: BaseException, error: BaseException) -> tuple[str, str]:
     if "DataDependent" in type(error).__name__ + name or "data-dependent" in text or "data dependent" in text:
         return (
             "its control flow or a shape depends on the values of a tensor",
-            "use torch.where, masking or a fixed shape there, or pass the value as a constant input",
+            "use torch.where, masking or a fixed shape there, or register a replacement with hgc.tracing.adapters.adapter",
         )
     if "Constraint" in text and "violated" in text:
         return f"the dims asked for cannot vary ({_first_line(text)})", "leave them out of dynamic="

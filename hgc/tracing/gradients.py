@@ -19,7 +19,7 @@ _STOPS_SIGN = frozenset({"aten::sign", "aten::round", "aten::floor", "aten::ceil
 
 def mark_gradients(program: Program) -> None:
     """Set ``Value.requires_grad`` everywhere. A body that is called twice needs a gradient where either call does."""
-    for _ in range(2):  # the second pass gives early calls what later calls of the same body found
+    for _ in range(1 + len(program.bodies)):  # later passes give early calls what later calls of the same body found
         for node in program.root.graph.nodes:
             if node.op == "call_module":
                 _through_block(program.body(str(node.target).removeprefix(BODIES)), node)

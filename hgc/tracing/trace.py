@@ -106,7 +106,7 @@ class _Job:
 
     def _attempt(self, dims: Dims, shortcuts: Shortcuts) -> _Outcome:
         copied = copy_structure(self.model)
-        with adapters.prepared(copied.model, set(self.tensors), self.caller.loss, shortcuts):
+        with adapters.prepared(copied.model, set(self.tensors), self.caller, shortcuts):
             marking = Marking(copied.model, shortcuts)
             flat = capture(copied, self.tensors, self.caller, dims)
         flat.report += normalise(flat.graph, flat.holders, flat.state, flat.symbols)

@@ -9,21 +9,21 @@ from torch import nn
 
 from hgc.tracing.adapters import huggingface, lengths
 from hgc.tracing.adapters.modules import adapt_modules, adapter
-from hgc.tracing.calling import Loss
+from hgc.tracing.calling import Caller
 from hgc.tracing.shortcuts import Shortcuts
 
 __all__ = ["adapter", "prepared"]
 
 
 @contextmanager
-def prepared(model: nn.Module, inputs: set[str], loss: Loss | None, shortcuts: Shortcuts) -> Iterator[None]:
+def prepared(model: nn.Module, inputs: set[str], caller: Caller, shortcuts: Shortcuts) -> Iterator[None]:
     """Prepare the copy for export, and undo afterwards whatever reaches beyond it. ``inputs`` are the names of the user's tensors.
 
     Raises ``StartOver`` if the model does not work the way an adapter expects.
     """
     with ExitStack() as stack:
         if huggingface.applies(model):
-            stack.enter_context(huggingface.prepared(model, inputs, shortcuts))
+            stack.enter_context(huggingface.prepared(model, inputs, caller.constants, shortcuts))
         adapt_modules(model)
-        stack.enter_context(lengths.symbolic(model, [loss]))
+        stack.enter_context(lengths.symbolic(model, [caller.loss]))
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -35,19 +35,19 @@ _windows: ContextVar[_Windows] = ContextVar("hgc_windows")
 
 
 @contextmanager
-def prepared(model: nn.Module, inputs: set[str], shortcuts: Shortcuts) -> Iterator[None]:
-    """Configure the copy; while tracing, position ids that the model makes itself are known to be one sequence a row."""
+def prepared(model: nn.Module, inputs: set[str], constants: Mapping[str, Any], shortcuts: Shortcuts) -> Iterator[None]:
+    """Configure the copy; while tracing, position ids are known to be one sequence a row unless the user's may say otherwise."""
     from transformers import masking_utils
 
     _register()
+    caches = bool(constants.get("use_cache", any(getattr(config, "use_cache", False) for config in _configs(model))))
+    for config in _configs(model):
+        _configure(config)
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None:
-            _configure(config)
         if "gradient_checkpointing" in vars(module):
             vars(module)["gradient_checkpointing"] = False
     find_packed = masking_utils.find_packed_sequence_indices
-    if "position_ids" not in inputs:
+    if "position_ids" not in inputs or caches:  # with a cache, transformers does not look for packed sequences
         masking_utils.find_packed_sequence_indices = lambda position_ids: None
     windows = _Windows(shortcuts.windows)
     token = _windows.set(windows)
@@ -58,6 +58,11 @@ def prepared(model: nn.Module, inputs: set[str], shortcuts: Shortcuts) -> Iterat
         _windows.reset(token)
     if not windows.left_out <= windows.told:
         raise StartOver(shortcuts.with_masks(), "Sliding windows are masks: the model's attention is not told its window.")
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    found = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in found if config is not None}.values())
 
 
 def _configure(config: Any) -> None:

@@ -32,19 +32,19 @@ def cut(
     holders: Mapping[fx.Node, str],
     states: Mapping[str, State],
     path: str,
-    carriers: Sequence[fx.Node],
+    carriers: Mapping[fx.Node, str],
 ) -> Cut:
     """Build the body that computes ``outputs`` from ``activations`` (with the names wanted for them) and the state it reads.
 
-    ``holders`` maps state placeholders to their names, ``path`` is the block's place in the model, ``carriers`` are inputs
-    of the program that may be added to learn a size that no activation has.
+    ``holders`` maps state placeholders to their names, ``path`` is the block's place in the model, ``carriers`` are the
+    program's inputs, of which one is added to learn a size that no activation has.
     """
     inside = set(nodes)
     used = _external(nodes, inside)
     held = [node for node in used if node in holders]
     wanted = {node: activations[node] for node in activations if node in used}
-    for node in _missing_carriers(nodes, list(wanted), carriers):
-        wanted[node] = str(node.target)
+    for node in _missing_carriers(nodes, list(wanted), list(carriers)):
+        wanted[node] = carriers[node]
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     namer = Namer()
@@ -90,12 +90,10 @@ def _translate(argument: Any, value: Callable[[fx.Node], fx.Node], sizes: SizeBu
         return value(argument)
     if isinstance(argument, sympy.Expr):
         return sizes(argument)
-    if isinstance(argument, list | tuple):
-        return (
-            type(argument)(_translate(a, value, sizes) for a in argument)
-            if type(argument) in (list, tuple)
-            else [_translate(a, value, sizes) for a in argument]
-        )
+    if isinstance(argument, tuple):
+        return tuple(_translate(a, value, sizes) for a in argument)
+    if isinstance(argument, list):
+        return [_translate(a, value, sizes) for a in argument]
     if isinstance(argument, dict):
         return {key: _translate(a, value, sizes) for key, a in argument.items()}
     if isinstance(argument, slice):

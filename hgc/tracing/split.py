@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -30,6 +31,8 @@ class _Twin:
 
 @dataclass
 class _Builder:
+    """Appends blocks to the root graph; ``values`` maps flat nodes to the root's, ``held`` state names to its ``get_attr`` nodes."""
+
     flat: Flat
     marking: Marking
     root: fx.Graph = field(default_factory=fx.Graph)
@@ -48,35 +51,25 @@ class _Builder:
             set_info(self.values[node], replace(info(node), role="input", path="", source=""))
 
     def glue(self, nodes: Glue, name: str) -> None:
+        """A block of what stands between the user's own."""
         inside = set(nodes)
         outputs = [node for node in nodes if node is self.output or any(user not in inside for user in node.users)]
-        external = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside and x not in self.flat.holders)
-        ordered = {node: self.flat.inputs.get(node) or activation_name(node) for node in external}
-        found = self._cut(nodes, ordered, outputs, "")
-        body = self._share(found, name)
-        self._call(body, found, [self.values[node] for node in found.activations], [self.flat.holders[node] for node in found.state], "")
+        self._block(nodes, self._captured(nodes, {}), outputs, "", name)
 
     def traced(self, region: Region) -> None:
+        """A block of the user's that was traced."""
         cell = region.record.cell
         wanted = {inner: activation_name(region.inputs[i], region.record.arguments[i]) for i, inner in sorted(region.parameters.items())}
-        for node in region.nodes:
-            for x in node.all_input_nodes:
-                if x not in wanted and x not in self.flat.holders and x not in region.nodes:
-                    wanted[x] = self.flat.inputs.get(x) or activation_name(x)
+        wanted.update(self._captured(region.nodes, wanted))
         for i, inner in region.parameters.items():
             self.values[inner] = self.values[region.inputs[i]]
         inside = set(region.nodes)
         outputs = dict.fromkeys(node for node in region.returned if node in inside)
         outputs.update(dict.fromkeys(escapes(region)))
-        found = self._cut(region.nodes, wanted, list(outputs), cell.path)
-        body = self._share(found, class_name(cell.kind))
-        self._call(
-            body, found, [self.values[node] for node in found.activations], [self.flat.holders[node] for node in found.state], cell.path
-        )
+        twin = self._block(region.nodes, wanted, list(outputs), cell.path, class_name(cell.kind))
         for index, node in region.outputs.items():
-            returned = region.returned[index]
-            self.values[node] = self.values[returned] if returned in self.values else self._state(self.flat.holders[returned])
-        self.twins.setdefault(region.record.group, []).append(_Twin(body, found, region))
+            self.values[node] = self._value(region.returned[index])
+        self.twins.setdefault(region.record.group, []).append(_Twin(*twin, region))
 
     def folded(self, region: Region) -> None:
         """Call the body of the group's traced calls with this call's inputs and this module's own state."""
@@ -98,7 +91,24 @@ class _Builder:
             elif returned in index_of:
                 self.values[node] = self.values[region.inputs[index_of[returned]]]
             else:
-                self.values[node] = self.values[returned]
+                self.values[node] = self._value(returned)
+
+    def _captured(self, nodes: Glue, known: Mapping[fx.Node, str]) -> dict[fx.Node, str]:
+        """Values from outside that are read, other than state and those known, with names for them."""
+        skipped = {*nodes, *known, *self.flat.holders}
+        external = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in skipped)
+        return {node: self.flat.inputs.get(node) or activation_name(node) for node in external}
+
+    def _block(self, nodes: Glue, wanted: Mapping[fx.Node, str], outputs: list[fx.Node], path: str, name: str) -> tuple[str, Cut]:
+        """Cut a body out of the flat graph, share it with equal ones, and call it."""
+        found = cut(nodes, wanted, outputs, self.flat.holders, self.flat.state, path, self.flat.inputs)
+        body = self._share(found, name)
+        self._call(body, found, [self.values[node] for node in found.activations], [self.flat.holders[node] for node in found.state], path)
+        return body, found
+
+    def _value(self, node: fx.Node) -> fx.Node:
+        """The root's node for a flat node, which may be a parameter."""
+        return self._state(self.flat.holders[node]) if node in self.flat.holders else self.values[node]
 
     def _check_twins(self, region: Region) -> None:
         first, *rest = self.twins[region.record.group]
@@ -109,9 +119,6 @@ class _Builder:
                 where = region.record.cell.container or "the model"
                 reason = f"The blocks {kind} in {where} were traced one by one: they look alike and compute differently."
                 raise StartOver(self.marking.shortcuts.without_folding(region.record.group), reason)
-
-    def _cut(self, nodes: Glue, wanted: dict[fx.Node, str], outputs: list[fx.Node], path: str) -> Cut:
-        return cut(nodes, wanted, outputs, self.flat.holders, self.flat.state, path, list(self.flat.inputs))
 
     def _share(self, found: Cut, name: str) -> str:
         """The name of the body: an equal one that exists, or a new one."""
@@ -137,7 +144,8 @@ class _Builder:
         set_info(node, Info(values, path=path))
         results = {}
         for index, (flat_node, value) in enumerate(zip(found.outputs, values, strict=True)):
-            get = self.root.create_node("call_function", operator.getitem, (node, index), name=activation_name(flat_node))
+            name = "loss" if flat_node is self.output else activation_name(flat_node)
+            get = self.root.create_node("call_function", operator.getitem, (node, index), name=name)
             set_info(get, Info(value, path=path))
             results[flat_node] = get
             self.values.setdefault(flat_node, get)

@@ -158,7 +158,7 @@ FOLDER = [
         "there/plan.json: the plan is not valid JSON",
         _files(**{"there/program__py": "", "there/plan__json": "{"}),
     ),
-    Mistake(f"compile {HERE}:works --devices 4 -o file", "file is a file; give a folder", _files(file="x")),
+    Mistake(f"compile {HERE}:works --devices 4 -o file", "is a file; give a folder", _files(file="x")),
     Mistake(f"compile {HERE}:works --devices 4 -o there", "holds files that hgc did not write", _files(**{"there/note__txt": "x"})),
 ]
 

@@ -124,3 +124,11 @@ def test_output_without_a_terminal_is_plain() -> None:
     assert "\x1b" not in done.stdout + done.stderr
     assert "trace, plan, distribute" in done.stdout
     assert json.dumps(done.stdout).isascii()
+
+
+def test_bench_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hgc.tools.bench import overhead
+
+    monkeypatch.setattr(overhead, "run", lambda: {"bench": "overhead", "rows": [1]})
+    assert main(["bench", "overhead", "--json", str(tmp_path / "numbers.json")]) == 0
+    assert json.loads((tmp_path / "numbers.json").read_text()) == {"bench": "overhead", "rows": [1]}

@@ -71,6 +71,7 @@ class SizeBuilder:
         nodes = {stand_in: node for stand_in, node, _ in reads.values()}
         result = self._arithmetic(replaced, nodes, {stand_in: ratio * s for s, (stand_in, _, ratio) in reads.items()})
         assert isinstance(result, fx.Node)
+        set_info(result, Info(size=size))  # as it was asked for: the same number may have been rewritten
         return result
 
     def _read(self, symbol: sympy.Symbol, wanted: Size) -> tuple[sympy.Symbol, fx.Node, Size]:
@@ -105,6 +106,9 @@ class SizeBuilder:
             head, *rest = sorted(size.args, key=lambda e: (e.is_Integer, str(e)))
             target = operator.mul if isinstance(size, sympy.Mul) else operator.add
             return call(target, go(head), go(size.func(*rest)), size)
+        if isinstance(size, sympy.floor):
+            numerator, denominator = size.args[0].as_numer_denom()
+            return call(operator.floordiv, go(numerator), go(denominator), size)
         name = type(size).__name__
         if name in _FUNCTIONS:
             return call(_FUNCTIONS[name], go(size.args[0]), go(size.args[1]), size)

@@ -57,7 +57,7 @@ def _verify_body(name: str, body: fx.GraphModule, mesh: dict[str, int], hints: d
         if node.op == "call_function":
             for axis in mesh:
                 _check_placement(name, node, axis, mesh, hints)
-            _check_shape_argument(name, node, mesh)
+            _check_shape_argument(name, node, mesh, hints)
             for updated in updated_arguments(node):
                 if updated.op != "placeholder":
                     raise VerifyError(f"block {name}: {name_of(node)} updates {updated.name!r}, which is a copy: the update would be lost")
@@ -108,12 +108,19 @@ def _check_size(name: str, node: fx.Node, mesh: dict[str, int], hints: dict[symp
     """A size node must compute what it claims, for two choices of all symbols."""
     known = info(node).size
     assert known is not None
-    for factor in (1, 3):
-        numbers = {symbol: factor * hint for symbol, hint in hints.items()}
+    for numbers in _choices(hints):
         claimed, computed = _number(known, numbers), _size_of(node, mesh, numbers)
         if claimed != computed:
             given = ", ".join(f"{symbol} = {numbers[symbol]}" for symbol in sorted(known.free_symbols, key=str))
             raise VerifyError(f"block {name}: size {node.name!r} claims {known}, which is {claimed} for {given}, and computes {computed}")
+
+
+def _choices(hints: dict[sympy.Symbol, int]) -> list[dict[sympy.Symbol, int]]:
+    return [{symbol: factor * hint for symbol, hint in hints.items()} for factor in (1, 3)]
+
+
+def _differ(a: Any, b: Any, hints: dict[sympy.Symbol, int]) -> bool:
+    return any(_number(a, numbers) != _number(b, numbers) for numbers in _choices(hints))
 
 
 def _number(size: Any, numbers: dict[sympy.Symbol, int]) -> int:
@@ -130,7 +137,7 @@ def _size_of(node: fx.Node, mesh: dict[str, int], numbers: dict[sympy.Symbol, in
     return int(node.target(*(_number(info(a).size if isinstance(a, fx.Node) else a, numbers) for a in node.args)))
 
 
-def _check_shape_argument(name: str, node: fx.Node, mesh: dict[str, int]) -> None:
+def _check_shape_argument(name: str, node: fx.Node, mesh: dict[str, int], hints: dict[sympy.Symbol, int]) -> None:
     if node.target in SPLITS:
         _check_pieces(name, node, mesh)
     if node.target is SLICE:
@@ -142,7 +149,7 @@ def _check_shape_argument(name: str, node: fx.Node, mesh: dict[str, int]) -> Non
     assert isinstance(given, list | tuple)
     for dim, (size, local) in enumerate(zip(given, value.local_shape(mesh), strict=True)):
         number = info(size).size if isinstance(size, fx.Node) else size
-        if number not in (-1, local) and sympy.simplify(sympy.sympify(number) - local) != 0:
+        if number not in (-1, local) and _differ(number, local, hints):
             raise VerifyError(f"block {name}: {name_of(node)} makes dim {dim} of size {number}, a rank holds {local}")
 
 

@@ -106,7 +106,7 @@ def _draw(executable: compiler.Executable, folder: Path) -> str:
     bodies = executable.program.bodies
     most_used = max(bodies, key=lambda name: sum(block.body == name for block in executable.program.blocks()))
     executable.draw(folder / "layer.svg", open_body=most_used)
-    return ", ".join(sorted(path.name for path in folder.iterdir() if path.suffix in (".svg", ".dot")))
+    return ", ".join(name for name in ("graph.svg", "layer.svg", "graph.dot", "layer.dot") if (folder / name).exists())
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, float]:

@@ -146,11 +146,15 @@ HigherOrderOperator: Any = torch._ops.HigherOrderOperator
 
 
 def symbolic_mode() -> Any:
-    """A fake tensor mode for measuring operators: sizes from :func:`symbolic_size` are expressions and results carry them along."""
+    """A fake tensor mode for measuring operators: sizes from :func:`symbolic_size` are expressions and results carry them along.
+
+    An operator whose result's sizes or whose own choices depend on data raises.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    environment = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
 
 
 def symbolic_size(fake_mode: Any, hint: int) -> torch.SymInt:

@@ -37,7 +37,7 @@ def test_flops_are_what_torch_counts_in_the_model(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_saved_bytes_are_what_autograd_keeps(family: str) -> None:
-    """Of the program on real tensors, and of the model itself where it has the same operators as the program (all but its own attention)."""
+    """Of the program on real tensors, and of the model itself where hgc leaves all its operators as they are."""
     model, program = traced(family)
     changed, state = as_on_gpu(program), state_of(model)
     for b, s in SIZES:

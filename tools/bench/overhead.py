@@ -63,7 +63,7 @@ def run(
             chosen = [case for case in cases if _ranks(case) == ranks]
             with stage(f"measure on {ranks} process{'es' if ranks > 1 else ''}"):
                 measured += zip(chosen, _launch(Path(folder), chosen, ranks, timeout_s), strict=True)
-    rows = [_row(case, found) for case, found in measured]
+    rows = [row(case, found) for case, found in measured]
     table(_table(rows, size))
     say(f"ratio: median of {pairs} pairs of steps (first to third quartile), emitted program / baseline; processor time summed over ranks")
     return {"bench": "overhead", "machine": _machine(), "rows": rows, "targets": [target for row in rows for target in _targets(row)]}
@@ -89,7 +89,8 @@ def _launch(folder: Path, cases: list[Case], ranks: int, timeout_s: float) -> li
     return [records.decode(Pairs, entry, RESULTS, ArtifactError) for entry in encoded]
 
 
-def _row(case: Case, found: Pairs) -> dict[str, Any]:
+def row(case: Case, found: Pairs) -> dict[str, Any]:
+    """One line of the table; raises ``ArtifactError`` if the two sides do not compute the same losses."""
     baseline = describe(Strategy.parse(case.strategy))
     if not found.loss_difference <= LOSS_LIMIT:
         raise ArtifactError(

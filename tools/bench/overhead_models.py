@@ -53,6 +53,8 @@ def gpt2(size: Size) -> nn.Module:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
         use_cache=False,
     )
     return _seeded(lambda: transformers.GPT2LMHeadModel(config))

@@ -15,10 +15,10 @@ class Pairs:
     ``loss_difference`` is the largest relative difference of the two losses over all steps, warm-up included.
     """
 
-    emitted_s: list[float]
-    baseline_s: list[float]
-    emitted_cpu_s: list[float]
-    baseline_cpu_s: list[float]
+    emitted_s: tuple[float, ...]
+    baseline_s: tuple[float, ...]
+    emitted_cpu_s: tuple[float, ...]
+    baseline_cpu_s: tuple[float, ...]
     loss_difference: float
 
 

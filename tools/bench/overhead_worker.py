@@ -62,8 +62,8 @@ def compare(case: Case) -> Pairs:
     gc.enable()
     kept = {step: times[case.warmup :] for step, times in taken.items()}
     return Pairs(
-        [wall for wall, _ in kept[emitted]],
-        [wall for wall, _ in kept[baseline]],
+        tuple(wall for wall, _ in kept[emitted]),
+        tuple(wall for wall, _ in kept[baseline]),
         _sum_over_ranks([cpu for _, cpu in kept[emitted]]),
         _sum_over_ranks([cpu for _, cpu in kept[baseline]]),
         worst,
@@ -116,10 +116,10 @@ def _mean_over_ranks(loss: Tensor) -> float:
     return float(total) / dist.get_world_size()
 
 
-def _sum_over_ranks(values: list[float]) -> list[float]:
+def _sum_over_ranks(values: list[float]) -> tuple[float, ...]:
     total = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(total)
-    return [float(value) for value in total]
+    return tuple(float(value) for value in total)
 
 
 def main(folder: str) -> None:

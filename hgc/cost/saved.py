@@ -55,6 +55,7 @@ class _Seen:
     backward_flops: Any = 0
     saved: list[Tensor] = field(default_factory=list)
     communication: list[Communication] = field(default_factory=list)
+    written_backward: dict[int, Tensor] = field(default_factory=dict)
 
 
 class _Run:
@@ -126,8 +127,9 @@ class _Run:
         wanted = [t for t in operands.values() if t.requires_grad]
         given = [t for t in _tensors(result) if t.requires_grad and not any(t is operand for operand in wanted)]
         if wanted and given and not _is_elementwise(node):
+            gradients = [torch.empty_like(t) for t in given]
             with self._watching(seen, backward=True):
-                torch.autograd.grad(given, wanted, [torch.empty_like(t) for t in given], allow_unused=True)
+                torch.autograd.grad(given, wanted, gradients, allow_unused=True)
         return result, seen
 
     @contextmanager
@@ -136,6 +138,7 @@ class _Run:
             flops = counted_flops(func, args, kwargs, result)
             if backward:
                 seen.backward_flops += flops
+                seen.written_backward.update({storage_key(t): t for t in _tensors(result)})
             else:
                 seen.forward_flops += flops
             namespace, _, what = func.name().partition("::")
@@ -168,6 +171,8 @@ class _Run:
         shared = {storage_key(t) for t in operands}
         fresh = [t for t in results if storage_key(t) not in shared]
         written = self._sum(fresh)
+        known_keys = shared | {storage_key(t) for t in (*fresh, *seen.saved)}
+        working = [t for key, t in seen.written_backward.items() if key not in known_keys]
         needed = [t for t in operands if t.requires_grad] if fresh and any(t.requires_grad for t in fresh) else []
         return NodeCost(
             name=node.name,
@@ -180,8 +185,14 @@ class _Run:
             backward_read_bytes=self._sum([t for t in fresh if t.requires_grad]) + self._sum(_distinct(seen.saved)) if needed else ZERO,
             backward_written_bytes=self._sum(needed),
             saved_bytes=self._keep(seen.saved),
+            backward_step_bytes=self._step(fresh, needed, working) if needed else ZERO,
             communication=tuple(seen.communication),
         )
+
+    def _step(self, fresh: list[Tensor], needed: list[Tensor], working: list[Tensor]) -> Size:
+        """Gradients of results, and all that backward writes; where it did not run, the gradients of operands."""
+        gradients = self._sum([t for t in fresh if t.requires_grad])
+        return gradients + (sympy.Add(*map(self._storage_bytes, working)) if working else self._sum(needed))
 
     def _read(self, node: fx.Node, operands: list[Tensor], written: Size) -> Size:
         if _operator_name(node).partition(".")[0] in _LOOKUPS and operands:

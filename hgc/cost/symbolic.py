@@ -48,6 +48,21 @@ class Communication:
         return replace(self, payload_bytes=self.payload_bytes * count, calls=self.calls * count)
 
 
+def largest(found: Iterable[Size]) -> Size:
+    """The maximum of expressions in positive symbols, without those that another one exceeds in every term."""
+    kept: list[Size] = []
+    for each in {sympy.expand(e) for e in found}:
+        if not any(_covers(other, each) for other in kept):
+            kept = [other for other in kept if not _covers(each, other)] + [each]
+    return sympy.Max(ZERO, *kept) if len(kept) != 1 else kept[0]
+
+
+def _covers(large: Size, small: Size) -> bool:
+    """Every term of the difference is positive, so it is nowhere negative."""
+    difference = sympy.expand(large - small)
+    return all(term.is_nonnegative for term in sympy.Add.make_args(difference))
+
+
 def merge(found: Iterable[Communication]) -> tuple[Communication, ...]:
     """One entry for each collective, axis and direction."""
     merged: dict[tuple[str, str, bool], Communication] = {}
@@ -65,7 +80,8 @@ class NodeCost:
 
     ``read_bytes``, ``written_bytes``: operands and results, each tensor once, nothing for views; of a table that is looked up, the rows
     found. Backward reads the gradients of the results and what was saved, and writes the gradients of the operands. ``saved_bytes``: memory
-    that this node is the first in its body to keep for backward, without parameters and body inputs.
+    that this node is the first in its body to keep for backward, without parameters and body inputs. ``backward_step_bytes``: what its
+    backward holds beside that while it runs, gradients of results and everything that its kernels write.
     """
 
     name: str
@@ -78,6 +94,7 @@ class NodeCost:
     backward_read_bytes: Size = ZERO
     backward_written_bytes: Size = ZERO
     saved_bytes: Size = ZERO
+    backward_step_bytes: Size = ZERO
     communication: tuple[Communication, ...] = ()
 
 
@@ -139,9 +156,8 @@ class BodyCost:
 
     @cached_property
     def largest_step_bytes(self) -> Size:
-        """The most that one node's backward holds beside what is saved: gradients of its results and of its operands."""
-        found = {node.backward_written_bytes + node.written_bytes for node in self.nodes if node.backward_written_bytes != 0}
-        return sympy.Max(ZERO, *found)
+        """The most that the backward of one node holds beside what is saved; see :func:`largest`."""
+        return largest(node.backward_step_bytes for node in self.nodes)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,10 @@ def local_bytes(found: Value, mesh: dict[str, int]) -> Size:
 
 
 def _state_bytes(program: Program, kind: str) -> Size:
-    return sympy.Add(*(local_bytes(entry.value, program.mesh) for entry in program.state.values() if entry.kind == kind))
+    """A buffer that nothing reads is kept for checkpoints only."""
+    read = {str(node.target).removeprefix(STATE) for node in program.root.graph.nodes if node.op == "get_attr"}
+    used = (entry for name, entry in program.state.items() if entry.kind == kind and (name in read or entry.persistent))
+    return sympy.Add(*(local_bytes(entry.value, program.mesh) for entry in used))
 
 
 @dataclass(frozen=True)

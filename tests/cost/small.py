@@ -51,7 +51,7 @@ def _few_tokens(b: int, s: int) -> Batch:
 
 FAMILIES: dict[str, tuple[Callable[[], families.Built], Callable[[int, int], Batch]]] = {
     "llama": (families.llama, _language),
-    "gpt2": (families.gpt2, _language),
+    "gpt2": (families.gpt2_odd_vocabulary, _language),
     "bert": (families.bert, _language),
     "t5": (families.t5, _translation),
     "vit": (families.vit, _pictures("pixel_values", 32)),

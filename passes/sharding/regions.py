@@ -36,6 +36,11 @@ class Region:
     products: tuple[fx.Node, ...] = ()
 
 
+def is_product(node: fx.Node) -> bool:
+    """Is the node a product with a parameter: a linear map or a convolution?"""
+    return node.op == "call_function" and node.target in _PRODUCTS and weight_of(node) is not None
+
+
 def find_regions(graph: fx.Graph, axis: str, mesh: Mapping[str, int], hints: Mapping[sympy.Symbol, int]) -> list[Region]:
     """Disjoint regions of a body, in execution order."""
     return _Finder(graph, axis, dict(mesh), hints).regions()
@@ -72,7 +77,7 @@ class _Finder:
     def regions(self) -> list[Region]:
         found = []
         for node in self.graph.nodes:
-            if node.op == "call_function" and node.target in _PRODUCTS and weight_of(node) is not None:
+            if is_product(node):
                 given = named_arguments(node)
                 region = self._reach(given["input"], Shard(_features(node, given["input"])))
                 if region is not None and put(region.parameters, given["weight"], Shard(1)):
@@ -127,7 +132,7 @@ def _between(source: Any) -> tuple[list[fx.Node], list[fx.Node]]:
         node = stack.pop()
         if not isinstance(node, fx.Node) or node.op != "call_function" or is_size(node) or node in inside:
             continue
-        if node.target in _PRODUCTS and weight_of(node) is not None:
+        if is_product(node):
             if node not in starts:
                 starts.append(node)
             continue

@@ -19,7 +19,7 @@ from hgc.ir.verifier import planning_hints
 from hgc.passes.base import Transform
 from hgc.passes.sharding.layout import AxisLayout
 from hgc.passes.sharding.lower import lower_axis
-from hgc.passes.sharding.regions import find_head, find_regions
+from hgc.passes.sharding.regions import find_head, find_regions, is_product, weight_of
 from hgc.plan import Plan
 
 _LOSSES = (*overloads("cross_entropy_loss"), ops.cross_entropy)
@@ -59,7 +59,7 @@ def tensor_layout(
             f"tp is {size}, but no layer of {program.name} can be split {size} ways: no pair of products has a divisible width between; "
             "use tp=1 and more data parallelism"
         )
-    return AxisLayout(axis, size, inputs={}, state=search.state, sequence_dim=1 if sequence else None), search.notes
+    return AxisLayout(axis, size, inputs={}, state=search.state, sequence_dim=1 if sequence else None), [*search.notes, *search.whole()]
 
 
 class _Search:
@@ -93,13 +93,27 @@ class _Search:
                 continue
             q, k = (_shape(node.args[i]) for i in (0, 1))
             heads, groups = int(q[1]), int(k[1])
-            if heads % self.size or groups % self.size:
+            if heads % self.size or (groups % self.size and groups != 1):
                 what = f"{heads} heads" if heads == groups else f"{heads} heads and {groups} key-value heads"
-                possible = [n for n in range(1, groups + 1) if heads % n == 0 and groups % n == 0]
+                possible = [n for n in range(1, heads + 1) if heads % n == 0 and (groups % n == 0 or groups == 1)]
                 raise ShardingError(
                     f"attention of {block.path or block.body} has {what}, which tp={self.size} does not divide; "
                     f"possible tp sizes: {', '.join(map(str, possible))}"
                 )
+
+    def whole(self) -> list[str]:
+        """A sentence for each kind of block with products that no region could take."""
+        sentences: dict[str, str] = {}
+        for block in self.program.blocks():
+            names = _state_names(self.program, block)
+            weights = [weight_of(n) for n in self.program.body(block.body).graph.nodes if is_product(n)]
+            left = [w for w in weights if w is not None and names.get(w) not in self.state]
+            if left and block.body not in sentences:
+                listed = ", ".join(dict.fromkeys(info(w).path for w in left))
+                sentences[block.body] = (
+                    f"{block.body} runs {listed} whole on every rank of {self.axis!r}: no split of size {self.size} fits there"
+                )
+        return list(sentences.values())
 
     def vocabulary(self) -> None:
         """Split the product in front of the loss by classes, and the tables that token ids look up by rows."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import fx
 
 from hgc.errors import ShardingError
-from hgc.ir.placement import Invariant, Placement, Replicated, is_whole
+from hgc.ir.placement import Invariant, Placement, Replicated, Shard, is_whole
 from hgc.ir.rules import Call, cases
 from hgc.ir.rules.collectives import COLLECTIVES, transition
 from hgc.ir.rules.core import named_arguments
@@ -50,6 +50,9 @@ def _collective(node: fx.Node, call: Call) -> Placement:
     (operand,) = call.operands
     if not operand.requires_grad:
         needed, given = as_value(needed), as_value(given)
+    for shard in (needed, given):
+        if isinstance(shard, Shard) and isinstance(shard.parts, tuple) and sum(shard.parts) != operand.shape[shard.dim]:
+            raise ShardingError(f"{name_of(node)} has parts {shard.parts} on a dim of size {operand.shape[shard.dim]}")
     if operand.found != needed:
         raise ShardingError(f"{name_of(node)} takes {needed} on axis {call.axis!r}, found {operand.found} from {operand.node.name!r}")
     return given

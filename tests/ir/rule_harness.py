@@ -216,7 +216,12 @@ def _cases(proof: Proof, axis: str, mesh: Mesh, call: Any) -> Iterator[Case]:
     arguments = named_arguments(proof.node)
     if proof.node.target in COLLECTIVES and arguments["axis"] == axis:
         needed, given = transition(proof.node.target, arguments)
-        yield Case((needed,), (given,))
+        fits = all(
+            not isinstance(s, Shard) or not isinstance(s.parts, tuple) or sum(s.parts) == call.operands[0].shape[s.dim]
+            for s in (needed, given)
+        )
+        if fits:  # the parts are those of what the earlier axes leave
+            yield Case((needed,), (given,))
     else:
         yield from cases(call)
 

@@ -34,25 +34,29 @@ def linear(call: Call) -> Iterator[Case]:
 
 @rule(*overloads("matmul", "bmm", "mm"))
 def matmul(call: Call) -> Iterator[Case]:
+    """Batch dims, rows of the first, columns of the second, or the dim between; a vector has no row or no column."""
     a, b = call.operands
+    rank, inner = len(call.shape), max(b.rank - 2, 0)
+    row = rank - min(b.rank, 2) if a.rank > 1 else None
+    column = rank - 1 if b.rank > 1 else None
     yield call.all_whole()
-    if a.rank < 2 or b.rank < 2:
+    if not a.rank or not b.rank:
         return
-    rank = len(call.shape)
-    for dim in range(rank - 2):
+    batch = rank - (row is not None) - (column is not None)
+    for dim in range(batch):
         placed: dict[int, Placement] = {}
         for operand in (a, b):
-            own = dim - (rank - operand.rank)
-            if own >= 0 and operand.shape[own] == call.shape[dim]:
+            own = dim - (batch - (operand.rank - 2))
+            if 0 <= own < operand.rank - 2 and operand.shape[own] == call.shape[dim]:
                 placed[operand.index] = Shard(own)
         if placed and call.divides(call.shape[dim]):
             yield call.case(placed, Shard(dim))
-    if call.divides(a.shape[-2]):
-        yield call.case({a.index: Shard(a.rank - 2)}, Shard(rank - 2))
-    if call.divides(b.shape[-1]):
-        yield call.case({b.index: Shard(b.rank - 1)}, Shard(rank - 1))
+    if row is not None and call.divides(a.shape[-2]):
+        yield call.case({a.index: Shard(a.rank - 2)}, Shard(row))
+    if column is not None and call.divides(b.shape[-1]):
+        yield call.case({b.index: Shard(b.rank - 1)}, Shard(column))
     if call.divides(a.shape[-1]):
-        yield call.case({a.index: Shard(a.rank - 1), b.index: Shard(b.rank - 2)}, PARTIAL)
+        yield call.case({a.index: Shard(a.rank - 1), b.index: Shard(inner)}, PARTIAL)
     yield call.case({a.index: PARTIAL}, PARTIAL)
     yield call.case({b.index: PARTIAL}, PARTIAL)
 
@@ -128,16 +132,17 @@ def pooling(call: Call) -> Iterator[Case]:
 
 @rule(attention_op)
 def attention(call: Call) -> Iterator[Case]:
-    """Batch, or heads: query heads and key-value heads together, so that every group stays with its keys."""
+    """Batch, or heads: query heads with the key-value heads of their groups; a single key-value head stays whole."""
     q, k, v, bias, sinks = (call[name] for name in ("q", "k", "v", "bias", "sinks"))
     named = call.axis in call["random_axes"]
     rewrite = append_axis("random_axes") if call["dropout"] and not named else None
     if not named:
         yield call.all_whole()
     for dim, whole in ((0, q.shape[0]), (1, q.shape[1])):
-        if not call.divides(whole) or not call.divides(k.shape[dim]):
+        shared = dim == 1 and k.shape[1] == 1
+        if not call.divides(whole) or not (shared or call.divides(k.shape[dim])):
             continue
-        placed: dict[int, Placement] = {o.index: Shard(dim) for o in (q, k, v)}
+        placed: dict[int, Placement] = {o.index: Shard(dim) for o in ((q,) if shared else (q, k, v))}
         own = dim - (q.rank - bias.rank) if bias is not None else -1
         if bias is not None and own >= 0 and bias.shape[own] == whole:
             placed[bias.index] = Shard(own)

@@ -177,7 +177,7 @@ def along_dims(call: Call) -> Iterator[Case]:
             yield case
     yield from _one_part(call, operand)
     if call.target in overloads("repeat_interleave.self_int") and call["output_size"] is None:
-        for dim in touched if call["dim"] is not None else ():
+        for dim in touched if call["dim"] is not None or operand.rank == 1 else ():
             if call.divides(operand.shape[dim]):
                 yield call.case({0: Shard(dim)}, Shard(dim))  # copies stand next to their original
 

@@ -28,8 +28,9 @@ def matmul(d: Draw, target: Any) -> Sample:
     common = min(len(a), len(b))
     for i in range(1, common + 1):
         a[-i], b[-i] = d.pick((a[-i], a[-i]), (a[-i], 1), (1, b[-i]))
-    if d.some(6):
-        return Sample(target, (d.real(inner), d.real(*b, inner, columns)))
+    if d.some():
+        vector = d.real(inner)
+        return Sample(target, d.pick((vector, d.real(*b, inner, columns)), (d.real(*a, rows, inner), vector), (vector, d.real(inner))))
     return Sample(target, (d.real(*a, rows, inner), d.real(*b, inner, columns)))
 
 

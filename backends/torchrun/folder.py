@@ -17,7 +17,7 @@ from hgc import records
 from hgc.backends.torchrun.emit import emit
 from hgc.backends.torchrun.header import CONSTANTS, constants_of
 from hgc.backends.torchrun.launch import launch_script
-from hgc.errors import ArtifactError
+from hgc.errors import ArtifactError, PlanError
 from hgc.ir.program import Program
 from hgc.plan import Plan
 
@@ -154,9 +154,16 @@ def is_edited(directory: Path) -> bool:
     return _sha256((directory / PROGRAM).read_bytes()) != read_manifest(directory).program_sha256
 
 
+def _plan(directory: Path) -> Plan:
+    try:
+        return Plan.load(directory / PLAN)
+    except PlanError as error:
+        raise ArtifactError(str(error)) from None
+
+
 def notes(directory: Path) -> tuple[str, ...]:
     """What a person should know before running the folder: sentences about an edited program and a plan of another program."""
-    manifest, plan = read_manifest(directory), Plan.load(directory / PLAN)
+    manifest, plan = read_manifest(directory), _plan(directory)
     found = [f"{directory / PROGRAM} was edited after hgc wrote it; the edited program is used"] if is_edited(directory) else []
     if plan.program_hash != manifest.program_hash:
         found.append(f"{directory / PLAN} is the plan of another program than {PROGRAM}; what runs is {PROGRAM}")

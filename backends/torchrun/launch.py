@@ -15,6 +15,10 @@ set -euo pipefail
 
 nodes=${NNODES:-1}
 total=@DEVICES@
+if [[ ! $nodes =~ ^[1-9][0-9]*$ ]]; then
+  echo "NNODES is '${nodes}'; expected a positive number" >&2
+  exit 2
+fi
 if (( total % nodes != 0 )); then
   echo "this program needs ${total} processes, which ${nodes} nodes do not share equally; set NNODES to a divisor of ${total}" >&2
   exit 2

@@ -247,7 +247,7 @@ def _singular(group: Group) -> str:
     word = next((part for part in reversed(group.template.split(".")) if part != "{}" and not part.isdigit()), "block")
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
         return word[:-1]
-    return word if len(word) > 3 else "block"
+    return word if word in ("layer", "block", "stage") else "block"
 
 
 def make_forward(program: Program, calls: Sequence[Call]) -> list[str]:

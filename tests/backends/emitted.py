@@ -51,7 +51,7 @@ def run_both(program: Program, state: Mapping[str, Tensor], inputs: Mapping[str,
     model.tie(module.PLAN.tied)
     fill(model, state)
     torch.manual_seed(1)
-    expected = program.run({n.name: inputs[str(n.target)] for n in program.inputs()}, {k: v.clone() for k, v in state.items()})
+    expected = program.run({name: inputs[name] for name in module.PLAN.inputs}, {k: v.clone() for k, v in state.items()})
     torch.manual_seed(1)
     return expected, model(**{name: inputs[name] for name in module.PLAN.inputs})
 

@@ -22,7 +22,17 @@ def test_parentheses_and_subscripts_get_no_comma() -> None:
 
 
 def test_nested_brackets() -> None:
-    assert wrapped("x = f(g(a, b), h(c, d, e, f))", 16) == ["x = f(", "    g(a, b),", "    h(", "        c,", "        d,", "        e,", "        f,", "    ),", ")"]
+    assert wrapped("x = f(g(a, b), h(c, d, e, f))", 16) == [
+        "x = f(",
+        "    g(a, b),",
+        "    h(",
+        "        c,",
+        "        d,",
+        "        e,",
+        "        f,",
+        "    ),",
+        ")",
+    ]
 
 
 def test_comments_stand_in_a_column() -> None:

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from hgc.backends.torchrun.names import MODULE_NAMES, Scope, comment, identifier, quote
 
-ANY = st.text(max_size=60) | st.sampled_from(["class", "None", "F", "self", "__import__('os')", '"""', "a\nb", "a.b", "0", "é", "match", "print"])
+ANY = st.text(max_size=60) | st.sampled_from(
+    ["class", "None", "F", "self", "__import__('os')", '"""', "a\nb", "a.b", "0", "é", "match", "print"]
+)
 
 
 @given(ANY)

@@ -66,7 +66,9 @@ READINGS = [
     Reading(lambda x, y: torch.special.i0(x), "torch.ops.aten.special_i0.default(x)"),
     Reading(lambda x, y: x.chunk(2, -1)[0] * x.chunk(2, -1)[1], ".chunk(2, -1)"),
     Reading(lambda x, y: x.reshape(x.shape[0] * 6, 8), "x.reshape(6 * B, 8)"),
-    Reading(lambda x, y: F.scaled_dot_product_attention(x[:, None], y[:, None], x[:, None], is_causal=True), "is_causal=True, scale=8**-0.5)"),
+    Reading(
+        lambda x, y: F.scaled_dot_product_attention(x[:, None], y[:, None], x[:, None], is_causal=True), "is_causal=True, scale=8**-0.5)"
+    ),
 ]
 
 

@@ -125,5 +125,5 @@ def test_a_python_function_is_refused_by_name() -> None:
     node = next(n for body in program.bodies.values() for n in body.graph.nodes if n.name == "add")
     node.target = test_a_python_function_is_refused_by_name
     node.args = ()
-    with pytest.raises(ArtifactError, match="test_a_python_function_is_refused_by_name.*custom_op"):
+    with pytest.raises(ArtifactError, match=r"test_a_python_function_is_refused_by_name.*custom_op"):
         emit(program, Plan())

@@ -64,7 +64,7 @@ def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
-    return torch.optim.AdamW([{"params": group} for group in groups.values()], lr=1e-3, foreach=True)
+    return torch.optim.AdamW([{"params": group} for group in groups.values()], lr=1e-3, fused=True)
 
 
 def _plain(model: nn.Module) -> LossAndBackward:

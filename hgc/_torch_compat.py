@@ -193,13 +193,13 @@ def watching_calls(report: Any) -> Iterator[None]:
     """Call ``report(operator overload, args, kwargs, result)`` for every operator that reaches a kernel, in forward and backward."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Watching(TorchDispatchMode):
+    class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             report(func, args, kwargs or {}, result)
             return result
 
-    with Watching():
+    with Watching():  # type: ignore[no-untyped-call]
         yield
 
 

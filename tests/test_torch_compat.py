@@ -143,3 +143,47 @@ def test_trees_are_taken_apart_and_put_together() -> None:
     leaves, structure = compat.flatten_tree(({"a": 1, "b": [2, None]}, 3))
     assert leaves == [1, 2, None, 3]
     assert compat.unflatten_tree([4, 5, 6, 7], structure) == ({"a": 4, "b": [5, 6]}, 7)
+
+
+def test_symbolic_sizes_go_through_operators() -> None:
+    mode = compat.symbolic_mode()
+    b, s = compat.symbolic_size(mode, 5), compat.symbolic_size(mode, 5)
+    name = str(s)
+    assert str(b) != name
+    with compat.running_in(mode):
+        x = torch.empty(b, s, 4)
+        padded = torch.ops.aten.pad.default(x, [0, 0, 0, 1])
+        assert str(padded.shape[1]) == f"{name} + 1"
+        assert str(x.untyped_storage().nbytes()) == f"16*{b}*{name}"
+        assert compat.fixed_sizes(mode) == []
+        assert x[:, : int(s)].shape[1] == 5
+    assert compat.fixed_sizes(mode) == [name]
+
+
+def test_symbolic_mode_refuses_to_look_at_data() -> None:
+    mode = compat.symbolic_mode()
+    with compat.running_in(mode):
+        x = torch.empty(compat.symbolic_size(mode, 5))
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            x.tolist()
+        with pytest.raises(Exception, match="nonzero"):
+            x.nonzero()
+
+
+def test_storage_keys_tell_shared_memory() -> None:
+    with compat.running_in(compat.symbolic_mode()):
+        x = torch.empty(4, 4)
+        y = x + 1
+        assert compat.storage_key(x) == compat.storage_key(x.t()[1:]) != compat.storage_key(y)
+
+
+def test_watched_calls_and_their_flops() -> None:
+    mode = compat.symbolic_mode()
+    n = compat.symbolic_size(mode, 7)
+    found: list[tuple[str, str]] = []
+    with compat.running_in(mode):
+        x, w = torch.empty(n, 3), torch.empty(5, 3, requires_grad=True)
+        with compat.watching_calls(lambda f, a, k, r: found.append((f.name(), str(compat.counted_flops(f, a, k, r))))):
+            torch.ops.aten.linear.default(x, w).sum().backward()
+    assert [call for call in found if call[1] != "0"] == [("aten::mm", f"30*{n}")] * 2
+    assert ("aten::sum", "0") in found

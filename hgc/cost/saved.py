@@ -92,8 +92,8 @@ class _Run:
     def _trivial(self, node: fx.Node) -> bool:
         """Sizes and pieces of results: they have values and no costs."""
         if is_size(node):
-            arguments = fx.map_arg(node.args, lambda a: self.values[a])
-            self.values[node] = node.target(*arguments)  # type: ignore[operator]
+            target: Any = node.target
+            self.values[node] = target(*fx.map_arg(node.args, lambda a: self.values[a]))
         elif node.target is operator.getitem:
             source, index = node.args
             self.values[node] = self.values[source][index]  # type: ignore[index]
@@ -156,7 +156,7 @@ class _Run:
     def _unknown(self, node: fx.Node, operands: Mapping[fx.Node, Any], error: Exception) -> tuple[Any, _Seen]:
         values = info(node).value
         made = [self._fake(v) for v in (values if isinstance(values, tuple) else (values,)) if v is not None]
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
         self.notes.append(
             f"{_operator_name(node)} ({node.name!r} of {self.name}) cannot run without data ({reason}): it is counted as keeping its "
             f"operands and results, with no FLOPs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from torch import fx
@@ -24,8 +25,13 @@ def emit(program: Program, plan: Plan) -> str:
     """The source of ``program.py`` for a program that is lowered as ``plan`` says; without axes it is a single-device program.
 
     The same program and plan give the same text. Its length does not depend on how often a block repeats. Raises
-    :class:`~hgc.errors.ArtifactError` for an operator that has no source form (a Python function from outside hgc).
+    :class:`~hgc.errors.ArtifactError` for an operator that has no source form (a Python function from outside hgc), or a plan for other ranks.
     """
+    ranks = math.prod(program.mesh.values())
+    if ranks != plan.devices:
+        raise ArtifactError(
+            f"the program is lowered for {ranks} ranks, the plan is for {plan.devices}; distribute the traced program by this plan"
+        )
     symbols = Symbols.of(program)
     calls = read_calls(program)
     data = data_axes(program.state, program.mesh)

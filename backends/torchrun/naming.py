@@ -171,6 +171,8 @@ def _is_bool(node: fx.Node) -> bool:
 def last_part(path: str) -> str:
     """``mlp.0.weight`` -> ``weight``, ``mlp.0`` -> ``mlp_0``, ``output.LayerNorm`` -> ``layer_norm``: the last part that says something."""
     *before, leaf = path.split(".")
+    if leaf == "self" and before:
+        return snake(before[-1])
     return snake(f"{before[-1]}_{leaf}" if leaf.isdigit() and before else leaf)
 
 

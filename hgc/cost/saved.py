@@ -120,7 +120,7 @@ class _Run:
 
     def _run(self, node: fx.Node, operands: Mapping[fx.Node, Any]) -> tuple[Any, _Seen]:
         seen = _Seen()
-        function = STAND_INS.get(node.target, node.target)
+        function: Any = STAND_INS.get(node.target, node.target)
         args = fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, self.values.get(n)))
         with self._watching(seen, backward=False), torch.autograd.graph.saved_tensors_hooks(_keep_in(seen.saved), _same):
             result = function(*args[0], **args[1])

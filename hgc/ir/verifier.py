@@ -132,6 +132,7 @@ def _size_of(node: fx.Node, mesh: dict[str, int], numbers: dict[sympy.Symbol, in
     if node.target is SYM_SIZE:
         source, dim = node.args
         assert isinstance(source, fx.Node)
+        assert isinstance(dim, int)
         return _number(_local(_values(source)[0], mesh)[dim], numbers)
     assert callable(node.target)
     return int(node.target(*(_number(info(a).size if isinstance(a, fx.Node) else a, numbers) for a in node.args)))

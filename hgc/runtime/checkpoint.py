@@ -213,9 +213,7 @@ def _replace_folder(new: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load(
-    path: Path, stored: list[Stored], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None
-) -> int:
+def load(path: Path, stored: list[Stored], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None) -> int:
     """Read a checkpoint folder into the model (and the optimizer) and return its step. Raises ``ArtifactError`` if it does not fit."""
     info, path = _read_info(path)
     reader = FileSystemReader(path)

@@ -125,8 +125,6 @@ def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> 
             trainer.save(arguments.save, optimizer, step)
 
 
-
-
 def _sizes(plan: PlanInfo, arguments: argparse.Namespace) -> dict[str, int]:
     """Sizes of all symbols: defaults, then what the command line says. Raises ``PlanError`` for sizes that the program fixes."""
     sizes = {name: symbol.default for name, symbol in plan.symbols.items()}

@@ -17,6 +17,7 @@ import torch
 from hgc import runtime
 from hgc.backends.torchrun import emit, load_model, staged, write
 from hgc.compiler import distribute
+from hgc.errors import ArtifactError
 from hgc.ir.program import Program
 from hgc.plan import Plan, Strategy
 from hgc.tracing import empty_weights, trace
@@ -133,3 +134,8 @@ def test_what_was_assumed_is_said_on_top() -> None:
     program, plan = lowered(traced("llama"), "tp2")
     program.report.append('operator "x" runs replicated\n""" import os')
     assert "  - operator 'x' runs replicated?''' import os\n" in emit(program, plan)
+
+
+def test_a_plan_for_other_ranks_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="lowered for 1 ranks, the plan is for 4; distribute"):
+        emit(traced("cnn"), Plan(Strategy.parse("dp4")))

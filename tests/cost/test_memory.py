@@ -54,7 +54,8 @@ def allocated(family: str, program: Program, plan: Plan, folder: Path) -> list[d
 
 
 @pytest.mark.parametrize(
-    ("family", "text"), [("llama", "dp2"), ("llama", "dp2 tp2"), ("llama", "dp2 zero3"), ("gpt2", "dp2 zero3"), ("gpt2", "dp2 tp2 zero3"), ("cnn", "dp2")]
+    ("family", "text"),
+    [("llama", "dp2"), ("llama", "dp2 tp2"), ("llama", "dp2 zero3"), ("gpt2", "dp2 zero3"), ("gpt2", "dp2 tp2 zero3"), ("cnn", "dp2")],
 )
 def test_state_is_what_a_trainer_allocates(family: str, text: str, tmp_path: Path) -> None:
     program, plan = lowered(family, text)

@@ -102,6 +102,6 @@ def test_meta_models_with_persistent_buffers_are_fine() -> None:
 def test_data_dependent_images_are_refused_in_one_sentence() -> None:
     entry = zoo.find("Qwen2-VL")
     with pytest.raises(TraceError) as refused:
-        trace(entry.build("small"), entry.batch(2, 24))
-    assert "modeling_qwen2_vl.py" in str(refused.value)
+        trace(entry.build("small"), entry.batch(2, 24), dynamic={})
+    assert ".py:" in str(refused.value)
     assert len(str(refused.value)) < 400

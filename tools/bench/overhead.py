@@ -45,7 +45,7 @@ COMPARISONS = (
 
 
 def run(
-    comparisons: Sequence[tuple[str, str]] = COMPARISONS, size: Size = SIZE, pairs: int = 20, warmup: int = 3, timeout_s: float = 900.0
+    comparisons: Sequence[tuple[str, str]] = COMPARISONS, size: Size = SIZE, pairs: int = 30, warmup: int = 3, timeout_s: float = 900.0
 ) -> dict[str, Any]:
     """Measure every (model, strategy), print the table, and return what JSON should hold.
 

@@ -51,7 +51,8 @@ def run(json_path: str | None = None) -> dict[str, Any]:
     for row in rows:
         if not row["traced"]:
             say(f"{row['model']}: {row.get('refused') or row.get('failed')}")
-    for target in result["targets"]:
+    targets: Any = result["targets"]
+    for target in targets:
         say(f"{'holds' if target['holds'] else 'FAILS'}: {target['name']}: {target['value']:.3g} (limit {target['limit']:.3g})")
     if json_path is not None:
         Path(json_path).write_text(json.dumps(result, indent=1), encoding="utf-8")

@@ -162,7 +162,7 @@ def _sequence_to_sequence() -> list[ZooEntry]:
 
 
 def _vision() -> list[ZooEntry]:
-    classes = {"num_labels": 10, "problem_type": "single_label_classification"}
+    classes: Mapping[str, Any] = {"num_labels": 10, "problem_type": "single_label_classification"}
     vit = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 32, "patch_size": 8}
     swin = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2, 4], "num_heads": [2, 2, 4], "window_size": 4}
     text = {**_SMALL, **_TOKENS, "max_position_embeddings": 80}

@@ -132,8 +132,8 @@ class _Memory:
                 )
         if not changed:
             return []
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return [f"Buffers {changed[0][0]}{more} keep their values: the model only counts in them and never reads the count."]
+        more = f" and {len(changed) - 1} more buffers" if len(changed) > 1 else ""
+        return [f"Not updated: {changed[0][0]}{more}, in which the model only counts and never reads the count."]
 
 
 def _functional(node: fx.Node) -> fx.Node:

@@ -169,3 +169,42 @@ def test_loop(kind: type[nn.Module], lines: list[str]) -> None:
         assert len(re.findall(r"^ +\w.* = ", forward, re.MULTILINE)) < 14, forward
     expected, found = run_both(program, state_of(model, program), inputs, source)
     assert torch.equal(expected, found), forward
+
+
+class Reader(nn.Module):
+    """Reads a table that belongs to the whole model."""
+
+    def __init__(self, table: nn.Linear) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.table = [table]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(nn.functional.linear(self.fc(x), self.table[0].weight))
+
+
+class WithTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Reader(self.table) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.table(x).square().mean()
+
+
+def test_what_lies_outside_a_block_is_declared_by_its_full_name() -> None:
+    source = emit(trace(WithTable(), {"x": torch.randn(4, 8)}), Plan())
+    assert 'self.parameter(".table.weight", (8, 8))' in source
+    assert "F.linear(fc, self.table.weight)" in source
+
+
+@pytest.mark.xfail(reason="hgc.runtime does not know full names in a block yet", strict=False)
+def test_a_table_outside_the_blocks_is_one_tensor() -> None:
+    torch.manual_seed(0)
+    model, inputs = WithTable(), {"x": torch.randn(4, 8)}
+    program = trace(model, inputs)
+    expected, found = run_both(program, state_of(model, program), inputs)
+    assert torch.equal(expected, found)

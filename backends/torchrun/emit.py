@@ -25,8 +25,8 @@ def emit(program: Program, plan: Plan) -> str:
     """The source of ``program.py`` for a program that is lowered as ``plan`` says; without axes it is a single-device program.
 
     The same program and plan give the same text. Its length does not depend on how often a block repeats. Raises
-    :class:`~hgc.errors.ArtifactError` for an operator that has no source form (a Python function from outside hgc), and for a plan for another
-    number of ranks.
+    :class:`~hgc.errors.ArtifactError` for an operator that has no source form (a Python function from outside hgc), and for a plan of
+    another number of ranks.
     """
     ranks = math.prod(program.mesh.values())
     if ranks != plan.devices:

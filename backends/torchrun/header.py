@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
@@ -19,6 +20,7 @@ from hgc.ir.placement import Shard
 from hgc.ir.program import STATE, Program, SymbolInfo
 from hgc.ir.value import value
 from hgc.plan import Plan
+from hgc.runtime.plan_info import PlanInfo
 
 CONSTANTS = "constants.pt"
 """File next to ``program.py`` with the values of buffers that no checkpoint holds."""
@@ -81,6 +83,8 @@ def plan_lines(program: Program, plan: Plan, symbols: Symbols) -> Iterator[str]:
     ]
     if program.mesh:
         fields.append((f"data_axes={sequence(map(quote, data_axes(program.state, program.mesh)))}", ""))
+    if assumed := _assumptions(program, symbols):
+        fields.append((f"assumptions={sequence(map(quote, assumed))}", ""))
     if tied := tied_names(program):
         fields.append((f"tied={_mapping({alias: quote(name) for alias, name in tied.items()})}", ""))
     if constants_of(program):
@@ -118,6 +122,12 @@ def _input(program: Program, node: fx.Node, symbols: Symbols) -> str:
         bound = upper_bound(program, node)
         given += [f"high={bound}"] if bound is not None else []
     return f"rt.Input({', '.join(given)})"
+
+
+def _assumptions(program: Program, symbols: Symbols) -> list[str]:
+    """Relations between sizes that tracing relied on; lowering keeps them with the program that it started from."""
+    known = any(entry.name == "assumptions" for entry in dataclasses.fields(PlanInfo))
+    return [symbols.text(relation) for relation in (program.reference or program).assumptions] if known else []
 
 
 def tied_names(program: Program) -> dict[str, str]:

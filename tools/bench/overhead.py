@@ -141,5 +141,13 @@ def _span(quartiles: Sequence[float]) -> str:
     return f"{quartiles[0]:.2f}-{quartiles[1]:.2f}"
 
 
-def _machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo, OMP_NUM_THREADS=1"
+def _machine() -> dict[str, Any]:
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "backend": "gloo",
+        "threads_for_each_process": 1,
+    }

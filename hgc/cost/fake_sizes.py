@@ -17,9 +17,12 @@ from hgc.tracing.symbols import Renaming
 
 
 class FakeSizes:
-    """Each symbol of the program becomes a multiple of the number of ranks, so that the sizes of parts are whole numbers."""
+    """Each symbol of the program becomes a multiple of the number of ranks, so that the sizes of parts are whole numbers.
 
-    def __init__(self, fake_mode: Any, mesh: Mapping[str, int], symbols: Mapping[sympy.Symbol, SymbolInfo]) -> None:
+    Python code in operators branches as for sizes near the traced ones, or for exactly those if tracing had to assume something about them.
+    """
+
+    def __init__(self, fake_mode: Any, mesh: Mapping[str, int], symbols: Mapping[sympy.Symbol, SymbolInfo], as_traced: bool) -> None:
         self._mode = fake_mode
         self._ranks = math.prod(mesh.values())
         self._units: dict[sympy.Symbol, torch.SymInt] = {}  # stand-in of a symbol, in units of the ranks -> torch's size
@@ -28,7 +31,8 @@ class FakeSizes:
         self._fresh: dict[Size, torch.SymInt] = {}
         primes = _primes()
         for symbol, found in symbols.items():
-            unit = symbolic_size(fake_mode, next(p for p in primes if p * self._ranks >= found.hint))
+            near = next(p for p in primes if p * self._ranks >= found.hint)
+            unit = symbolic_size(fake_mode, max(found.hint // self._ranks, 2) if as_traced else near)
             stand_in = sympy.Symbol(f"unit_{symbol.name}", integer=True, positive=True)
             self._units[stand_in] = unit
             self._stand_in[symbol] = self._ranks * stand_in

@@ -22,7 +22,7 @@ from hgc.cost.stand_ins import STAND_INS
 from hgc.cost.symbolic import ZERO, BodyCost, Communication, NodeCost, OutputCost
 from hgc.ir import ops
 from hgc.ir.ops.groups import Group
-from hgc.ir.program import SymbolInfo
+from hgc.ir.program import Program
 from hgc.ir.value import Info, Size, Value, info, is_size
 
 _LOOKUPS = frozenset({"embedding", "vocab_embedding", "index_select", "gather", "take_along_dim", "index"})
@@ -35,16 +35,16 @@ _COLLECTIVES = {
 }
 
 
-def measure(name: str, body: fx.GraphModule, mesh: Mapping[str, int], symbols: Mapping[sympy.Symbol, SymbolInfo]) -> BodyCost:
-    """The costs of one call of ``body`` on one rank of ``mesh``, in the program's symbols.
+def measure(program: Program, name: str) -> BodyCost:
+    """The costs of one call of a body of ``program`` on one rank of its mesh, in its symbols.
 
     A node that cannot run on fake tensors is counted as keeping all its operands and results, without FLOPs; ``BodyCost.notes`` says so.
     """
     mode = symbolic_mode()
-    groups = {axis: Group(axis, size, 0, None) for axis, size in mesh.items()}  # type: ignore[arg-type]
+    groups = {axis: Group(axis, size, 0, None) for axis, size in program.mesh.items()}  # type: ignore[arg-type]
     with running_in(mode), ops.use(groups):
-        run = _Run(name, FakeSizes(mode, mesh, symbols), mesh)
-        return run.measure(body)
+        sizes = FakeSizes(mode, program.mesh, program.symbols, as_traced=bool(program.assumptions))
+        return _Run(name, sizes, program.mesh).measure(program.body(name))
 
 
 @dataclass

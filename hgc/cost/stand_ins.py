@@ -24,7 +24,7 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps q, k, v, the bias, the result and one number for each row of scores; the result lies in memory as [B, S, H, E]."""
+    """Keeps q, k, v, the bias, the result and one number for each row of scores."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -32,7 +32,8 @@ class _FusedAttention(torch.autograd.Function):
         t, e = v.shape[2:]
         torch.bmm(q.new_empty(b * h, s, d), q.new_empty(b * h, d, t))
         torch.bmm(q.new_empty(b * h, s, t), q.new_empty(b * h, t, e))
-        out = q.new_empty(b, s, h, e).transpose(1, 2)
+        like_q = bias is None and d == e  # the kernel without masks returns its result in the memory order of q
+        out = (torch.empty_like(q.transpose(1, 2)) if like_q else q.new_empty(b, s, h, e)).transpose(1, 2)
         sums = q.new_empty(b, h, s, dtype=statistics_dtype(q.dtype))
         ctx.save_for_backward(q, k, v, bias, out, sums)
         return out

@@ -23,7 +23,7 @@ class BlockCosts(Analysis):
     name = "block-costs"
 
     def run(self, program: Program) -> ProgramCosts:
-        bodies = {name: measure(name, body, program.mesh, program.symbols) for name, body in program.bodies.items()}
+        bodies = {name: measure(program, name) for name in program.bodies}
         saved, saved_batch = _kept_between_blocks(program, bodies)
         calls = Counter(block.body for block in program.blocks())
         inside = sympy.Add(*(bodies[name].saved_bytes * count for name, count in calls.items()))

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hgc._torch_compat import storage_key
+from hgc.compiler import distribute
 from hgc.cost.stand_ins import STAND_INS
 from hgc.cost.symbolic import ProgramCosts
 from hgc.ir import ops
 from hgc.ir.program import Program
 from hgc.passes.analysis.costs import BlockCosts
+from hgc.plan import Plan, Strategy
 from hgc.tools.bench import zoo
 from hgc.tracing import trace
 from tests import families
@@ -72,6 +74,17 @@ def traced(family: str) -> tuple[nn.Module, Program]:
 @cache
 def costs(family: str) -> ProgramCosts:
     return BlockCosts().run(traced(family)[1])
+
+
+@cache
+def lowered(family: str, strategy: str) -> tuple[Program, Plan]:
+    plan = Plan(Strategy.parse(strategy))
+    return distribute(traced(family)[1], plan), plan
+
+
+@cache
+def lowered_costs(family: str, strategy: str) -> ProgramCosts:
+    return BlockCosts().run(lowered(family, strategy)[0])
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -11,20 +11,13 @@ import torch
 
 from hgc import runtime as rt
 from hgc.backends import torchrun
-from hgc.compiler import distribute
 from hgc.cost.memory import Memory, memory
 from hgc.cost.symbolic import Formulas, exact, largest
 from hgc.errors import HgcError
 from hgc.ir.program import Program
-from hgc.passes.analysis.costs import BlockCosts
-from hgc.plan import Plan, Strategy
-from tests.cost.small import FAMILIES, costs, state_of, traced
+from hgc.plan import Plan
+from tests.cost.small import FAMILIES, costs, lowered, lowered_costs, state_of, traced
 from tests.distributed.threads import run_ranks
-
-
-def lowered(family: str, text: str) -> tuple[Program, Plan]:
-    plan = Plan(Strategy.parse(text))
-    return distribute(traced(family)[1], plan), plan
 
 
 def allocated(family: str, program: Program, plan: Plan, folder: Path) -> list[dict[str, int]]:
@@ -53,24 +46,22 @@ def allocated(family: str, program: Program, plan: Plan, folder: Path) -> list[d
     return run_ranks(plan.devices, rank_main)
 
 
-@pytest.mark.parametrize(
-    ("family", "text"),
-    [("llama", "dp2"), ("llama", "dp2 tp2"), ("llama", "dp2 zero3"), ("gpt2", "dp2 zero3"), ("gpt2", "dp2 tp2 zero3"), ("cnn", "dp2")],
-)
+CASES = [("llama", "dp2 tp2"), ("llama", "dp2 zero3"), ("gpt2", "dp2 zero3"), ("gpt2", "dp2 tp2 zero3"), ("cnn", "dp2")]
+
+
+@pytest.mark.parametrize(("family", "text"), CASES)
 def test_state_is_what_a_trainer_allocates(family: str, text: str, tmp_path: Path) -> None:
     program, plan = lowered(family, text)
     found = memory(program, plan, costs(family))
     ranks = allocated(family, program, plan, tmp_path)
-    for term in ("parameters", "gradients", "optimizer"):
+    for term in ("parameters", "gradients", "optimizer", "buffers"):
         assert exact(getattr(found, term), {}) == max(rank[term] for rank in ranks), term
-    assert exact(BlockCosts().run(program).buffer_bytes, {}) == ranks[0]["buffers"]
     if not plan.strategy.zero:
         assert exact(found.communication, {}) == ranks[0]["bucket"]
 
 
 def test_terms_of_a_plan_are_expressions_in_its_sizes() -> None:
-    program, plan = lowered("llama", "dp2 tp2 zero3")
-    measured = BlockCosts().run(program)
+    (program, plan), measured = lowered("llama", "dp2 tp2"), lowered_costs("llama", "dp2 tp2")
     found = memory(program, plan, measured)
     b, s = measured.symbols
     assert found.activations == measured.saved_bytes
@@ -92,8 +83,7 @@ def test_terms_of_a_plan_are_expressions_in_its_sizes() -> None:
 
 
 def test_micro_batches_divide_activations_and_nothing_else() -> None:
-    program, plan = lowered("gpt2", "dp2")
-    measured = costs("gpt2")
+    (program, plan), measured = lowered("gpt2", "dp2 zero3"), costs("gpt2")
     one, four = memory(program, plan, measured), memory(program, plan, measured, micro_batches=4)
     b, s = measured.symbols
     assert exact(four.activations, {b: 16, s: 8}) == exact(one.activations, {b: 4, s: 8})
@@ -118,8 +108,7 @@ def test_other_optimizers() -> None:
 
 
 def test_terms_evaluate_for_many_sizes_at_once() -> None:
-    program, plan = lowered("llama", "dp2 tp2")
-    measured = BlockCosts().run(program)
+    (program, plan), measured = lowered("llama", "dp2 tp2"), lowered_costs("llama", "dp2 tp2")
     values = Formulas(memory(program, plan, measured).expressions(), measured.symbols)({"b": [4, 8], "s": 16})
     terms = [values[name] for name in values if name not in ("total", "logits", "workspace")]
     expected = sum(terms) + [max(pair) for pair in zip(values["logits"], values["workspace"], strict=True)]

@@ -19,7 +19,7 @@ from torch import fx
 
 from hgc.ir.placement import Invariant, Partial, Placement, Shard
 from hgc.ir.rules import cases, make_call
-from hgc.ir.rules.core import named_arguments, overloads
+from hgc.ir.rules.core import TO_THE_END, named_arguments, overloads
 from hgc.ir.value import Value, info, is_size
 
 _PRODUCTS = set(overloads("linear", "conv1d", "conv2d", "conv3d"))
@@ -158,6 +158,7 @@ def _cuts(start: fx.Node) -> list[Any]:
     assert isinstance(value, Value)
     stack, features = [start], value.shape[-1]
     for node in stack:
+        found.extend(_sliced(node, features))
         for user in node.users:
             name = getattr(getattr(user.target, "_schema", None), "name", "")
             shape = info(user).value if user.op == "call_function" else None
@@ -172,6 +173,22 @@ def _cuts(start: fx.Node) -> list[Any]:
                 if len(shape.shape) == len(value.shape) or shape.shape[-1] == features:
                     stack.append(user)
     return list(dict.fromkeys(found))
+
+
+def _sliced(node: fx.Node, features: sympy.Expr) -> list[Any]:
+    """The parts that slices of the last dim take, if together they are the whole."""
+    bounds: list[tuple[int, int]] = []
+    for user in node.users:
+        if user.target in overloads("slice.Tensor") and features.is_Integer:
+            given = named_arguments(user)
+            start, end = given["start"] or 0, given["end"] if given["end"] is not None else TO_THE_END
+            if given["dim"] in (-1, len(_value(node).shape) - 1) and given["step"] == 1 and isinstance(start, int) and isinstance(end, int):
+                bounds.append(slice(start, end).indices(int(features))[:2])
+    bounds = sorted(set(bounds))
+    sizes = tuple(end - start for start, end in bounds)
+    if len(bounds) < 2 or sum(sizes) != features or any(a[1] != b[0] for a, b in itertools.pairwise(bounds)):
+        return []
+    return [len(sizes) if len(set(sizes)) == 1 else sizes]
 
 
 class _Trial:

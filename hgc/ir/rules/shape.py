@@ -120,41 +120,40 @@ def dim_groups(call: Call, source: Sequence[Size], target: Sequence[Size]) -> li
 
 
 def _group_cases(call: Call, operand: Operand, source: range, target: range) -> Iterator[Case]:
-    first, last = source[0], target[0]
-    leading = next((d for d in source if operand.shape[d] != 1), first)
-    heading = next((d for d in target if call.shape[d] != 1), last)
-    if call.divides(operand.shape[leading]) and call.divides(call.shape[heading]):
-        yield call.case({operand.index: Shard(leading)}, Shard(heading))
-    if isinstance(operand.found, Shard) and not operand.found.is_plain and operand.found.dim == leading:
-        grows = len(target) == 1 and not isinstance(operand.found.parts, tuple) and not is_by_expert(operand.found)
-        if operand.shape[leading] == call.shape[heading] or grows:  # every part takes the inner dims along
-            yield call.case({operand.index: operand.found}, Shard(heading, operand.found.parts))
-    if len(target) == 1:
-        yield from _merged(call, operand, source, target[0])
-    if len(source) == 1:
-        yield from _unmerged(call, operand, source[0], target)
+    """A shard cuts the group's elements, in order, into equal runs, one for each index of the dims before it and each of its parts.
 
-
-def _merged(call: Call, operand: Operand, source: range, target: int) -> Iterator[Case]:
-    """An inner dim of a flattened group: every index of the dims before it starts a part."""
-    parts: Size = sympy.Integer(1)
+    It lands on the dim of the target that has just these runs.
+    """
+    outer: Size = sympy.Integer(1)
     for dim in source:
-        if parts != 1 and call.divides(operand.shape[dim]):
-            yield call.case({operand.index: Shard(dim)}, Shard(target, _count(parts)))
-        parts = parts * operand.shape[dim]
+        found = operand.found if isinstance(operand.found, Shard) and operand.found.dim == dim else Shard(dim)
+        if call.divides(operand.shape[dim]):
+            yield from _landing(call, operand, Shard(dim), outer, target)
+        if not found.is_plain and (isinstance(found.parts, tuple) or is_by_expert(found)):
+            yield from _unchanged(call, operand, found, outer, target)
+        elif not found.is_plain:
+            yield from _landing(call, operand, found, outer * found.parts, target)
+        outer = outer * operand.shape[dim]
 
 
-def _unmerged(call: Call, operand: Operand, source: int, target: range) -> Iterator[Case]:
-    """A strided shard whose parts are exactly the outer dims of the split: plain on the inner dim."""
-    found = operand.found
-    if not isinstance(found, Shard) or found.dim != source or found.is_plain or isinstance(found.parts, tuple):
-        return
-    parts: Size = sympy.Integer(1)
+def _landing(call: Call, operand: Operand, shard: Shard, runs: Size, target: range) -> Iterator[Case]:
+    prefix: Size = sympy.Integer(1)
     for dim in target:
-        if sympy.expand(parts - found.parts) == 0 and call.divides(call.shape[dim]):
-            yield call.case({operand.index: found}, Shard(dim))
+        parts = runs / prefix
+        if parts.is_integer and call.number(call.shape[dim]) % (call.number(parts) * call.size) == 0:
+            yield call.case({operand.index: shard}, Shard(dim, _count(parts)))
             return
-        parts = parts * call.shape[dim]
+        prefix = prefix * call.shape[dim]
+
+
+def _unchanged(call: Call, operand: Operand, found: Shard, outer: Size, target: range) -> Iterator[Case]:
+    """Unequal parts, and rows by expert, pass if their dim stays as it is."""
+    prefix: Size = sympy.Integer(1)
+    for dim in target:
+        if call.shape[dim] == operand.shape[found.dim] and sympy.expand(prefix - outer) == 0:
+            yield call.case({operand.index: found}, Shard(dim, found.parts))
+            return
+        prefix = prefix * call.shape[dim]
 
 
 def _count(parts: Size) -> int | sympy.Expr:

@@ -109,6 +109,9 @@ def reshape(d: Draw, target: Any) -> Sample:
         ([a, b, 2 * c], [a, b, c, 2]),
         ([1, a, b], [a, 1, b]),
         ([a, b], [b, a]),
+        ([a, b, c, 3], [a * b, c * 3]),
+        ([a, b, 2 * c], [a * b * 2, c]),
+        ([a * b, 2 * c], [a, b * 2, c]),
         ([a, b, c], [a, c, b]),
         ([a, b], [a, b]),
     )
@@ -122,7 +125,7 @@ B, T = sympy.symbols("B T", integer=True, positive=True)
 def symbolic_reshape(d: Draw, target: Any) -> Sample:
     """Batch and sequence as tracing has them; a flattened sequence is a strided shard with as many parts as the batch has rows."""
     b, t, h, n = 4 * d.ranks, 5 * d.ranks, 7, d.ranks
-    symbols = {b: B, t: T, b * t: B * T}
+    symbols = {b: B, t: T, b * t: B * T, b * n: B * n}
     before, after = d.pick(
         ([b, t, h], [b * t, h]),
         ([b * t, h], [b, t, h]),
@@ -131,6 +134,8 @@ def symbolic_reshape(d: Draw, target: Any) -> Sample:
         ([b * t, n * h], [b * t, n, h]),
         ([b, t], [b * t]),
         ([b, t], [1, b, t]),
+        ([t, b, n * h], [t, b * n, h]),
+        ([b * n, t, h], [b, n, t, h]),
     )
     sizes = [-1 if size in symbols and d.some(3) and after.count(size) == 1 and i == 0 else size for i, size in enumerate(after)]
     carrier = d.real(b, t, grad=False)

@@ -126,3 +126,10 @@ def test_transforms_never_change_their_input(traced: hgc.Program) -> None:
 def test_an_unknown_pass_name_lists_the_known_ones() -> None:
     with pytest.raises(PlanError, match="no pass 'fuse'; it has pad-vocabulary, data-parallel, tensor-parallel"):
         hgc.default_pipeline().without("fuse")
+
+
+def test_what_sharding_asks_of_sizes_is_in_the_program(traced: hgc.Program) -> None:
+    """Sequence parallelism needs a sequence that tp divides, whatever the example's was; without it any length will do."""
+    split = hgc.distribute(traced, hgc.Plan(hgc.Strategy(tp=4)))
+    assert [str(relation) for relation in split.assumptions] == ["Eq(Mod(s, 4), 0)"]
+    assert not hgc.distribute(traced, hgc.Plan(hgc.Strategy(tp=4, sequence_parallel=False))).assumptions

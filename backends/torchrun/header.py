@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
@@ -20,7 +19,6 @@ from hgc.ir.placement import Shard
 from hgc.ir.program import STATE, Program, SymbolInfo
 from hgc.ir.value import value
 from hgc.plan import Plan
-from hgc.runtime.plan_info import PlanInfo
 
 CONSTANTS = "constants.pt"
 """File next to ``program.py`` with the values of buffers that no checkpoint holds."""
@@ -125,9 +123,8 @@ def _input(program: Program, node: fx.Node, symbols: Symbols) -> str:
 
 
 def _assumptions(program: Program, symbols: Symbols) -> list[str]:
-    """Relations between sizes that tracing relied on; lowering keeps them with the program that it started from."""
-    known = any(entry.name == "assumptions" for entry in dataclasses.fields(PlanInfo))
-    return [symbols.text(relation) for relation in (program.reference or program).assumptions] if known else []
+    """Relations between sizes that tracing and lowering rely on."""
+    return [symbols.text(relation) for relation in program.assumptions]
 
 
 def tied_names(program: Program) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -93,6 +94,7 @@ def check_sizes(batch: Batch, plan: PlanInfo) -> dict[str, int]:
                     f"give all inputs of a batch the same {meaning} size"
                 )
     check_ranges(sizes, plan)
+    check_assumptions(sizes, plan)
     for name, declared in plan.inputs.items():
         wanted = shape_of(declared, sizes)
         if tuple(batch[name].shape) != wanted:
@@ -107,6 +109,22 @@ def check_ranges(sizes: Mapping[str, int], plan: PlanInfo) -> None:
         if size < symbol.low or (symbol.high is not None and size > symbol.high):
             upto = f"{symbol.low} to {symbol.high}" if symbol.high is not None else f"{symbol.low} or more"
             raise BatchError(f"{symbol.meaning} size {size} ({name}) is outside what the program was traced for; use {upto}")
+
+
+def check_assumptions(sizes: Mapping[str, int], plan: PlanInfo) -> None:
+    """Raise ``BatchError`` for sizes that break a relation the program rests on."""
+    for relation in plan.assumptions:
+        import sympy  # rare, and slow to import
+
+        if not sympy.sympify(relation, locals={name: sympy.Integer(size) for name, size in sizes.items()}):
+            given = ", ".join(f"{plan.symbols[name].meaning} ({name}) {size}" for name, size in sizes.items() if name in relation)
+            raise BatchError(f"the program needs {_in_words(relation)}, but the batch has {given}; pad the batch or compile for its sizes")
+
+
+def _in_words(relation: str) -> str:
+    """``Eq(Mod(S, 2), 0)`` as a person says it."""
+    match = re.fullmatch(r"Eq\(Mod\((.+), (\d+)\), 0\)", relation)
+    return f"{match[1]} to be a multiple of {match[2]}" if match else relation
 
 
 def _dims(declared: Input) -> str:

@@ -51,6 +51,7 @@ class PlanInfo:
     data_axes: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     constants: str | None = None
+    assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 3):

@@ -120,7 +120,31 @@ class _AxisLowering:
             name: replace(s, value=s.value.placed(self.layout.axis, self._by_name(name, s.value))) for name, s in program.state.items()
         }
         report = [*program.report, *dict.fromkeys(self.report)]
-        return Program(graph_module, program.symbols, state, self.mesh, report, program.reference, program.name)
+        assumptions = (*program.assumptions, *(a for a in self._multiples() if a not in program.assumptions))
+        return Program(graph_module, program.symbols, state, self.mesh, report, program.reference, program.name, assumptions)
+
+    def _multiples(self) -> tuple[sympy.Basic, ...]:
+        """Sizes other than the batch that the axis splits inside the program; inputs themselves are checked where they are cut."""
+        found: dict[sympy.Basic, None] = {}
+        for body in self.bodies.values():
+            for node in body.graph.nodes:
+                value = info(node).value if "hgc" in node.meta else None
+                for each in value if isinstance(value, tuple) else (value,):
+                    relation = self._multiple(each) if isinstance(each, Value) else None
+                    if relation is not None:
+                        found[relation] = None
+        return tuple(found)
+
+    def _multiple(self, value: Value) -> sympy.Basic | None:
+        placement = value.on(self.layout.axis)
+        if not isinstance(placement, Shard):
+            return None
+        dim, size = placement.dim, value.shape[placement.dim]
+        if not isinstance(size, sympy.Symbol) or self.program.symbols[size].meaning == "batch":
+            return None
+        ranks = math.prod(self.mesh[axis] for axis, p in value.placements if isinstance(p, Shard) and p.dim == dim)
+        relation: sympy.Basic = sympy.Eq(sympy.Mod(size, ranks), 0)
+        return relation
 
     def _by_name(self, name: str, value: Value) -> Placement:
         found = self.layout.state.get(name, self.layout.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from pathlib import Path
@@ -53,6 +54,10 @@ MISTAKES = [
     (lambda: local_batch(changed(labels=torch.zeros(8, 5).long()), plan(), mesh()), "sequence size 5, but another input has 6"),
     (lambda: local_batch(batch(0, length=33), plan(), mesh()), "sequence size 33 .* use 2 to 32"),
     (lambda: local_batch(batch(0, rows=6), plan(4), mesh(4)), "'input_ids' has size 6 in dim 0, .* 4 ranks of axis 'dp'; use a mult"),
+    (
+        lambda: local_batch(batch(0), dataclasses.replace(plan(), assumptions=("Eq(Mod(S, 4), 0)",)), mesh()),
+        r"needs S to be a multiple of 4, but the batch has sequence \(S\) 6",
+    ),
     (lambda: micro_batches(batch(0, rows=6), 4, plan()), "6 rows of input 'input_ids' do not divide into 4 micro-batches"),
     (lambda: micro_batches(batch(0), 2, rt.PlanInfo({"dp": 1}, {})), "fixed sizes"),
     (lambda: open_source("nowhere", request(), plan()), "not of the form module:function"),

@@ -25,9 +25,13 @@ def _kept(call: Call) -> Iterator[Case]:
     """Dims that the reduction leaves alone."""
     gone, keep = _reduced(call)
     operand = call.operands[0]
-    for dim in range(operand.rank):
-        if dim not in gone and call.divides(operand.shape[dim]):
-            yield call.case({0: Shard(dim)}, Shard(dim if keep else dim - sum(g < dim for g in gone)))
+    kept = {dim: dim if keep else dim - sum(g < dim for g in gone) for dim in range(operand.rank) if dim not in gone}
+    for dim, new in kept.items():
+        if call.divides(operand.shape[dim]):
+            yield call.case({0: Shard(dim)}, Shard(new))
+    for _, found in strided_inputs(call):
+        if found.dim in kept:
+            yield call.case({0: found}, Shard(kept[found.dim], found.parts))
 
 
 @rule(*overloads("sum", "sum.dim_IntList"))

@@ -140,7 +140,8 @@ def _landing(call: Call, operand: Operand, shard: Shard, runs: Size, target: ran
     prefix: Size = sympy.Integer(1)
     for dim in target:
         parts = runs / prefix
-        if parts.is_integer and call.number(call.shape[dim]) % (call.number(parts) * call.size) == 0:
+        whole = sympy.denom(parts).is_Integer and call.number(runs) % call.number(prefix) == 0
+        if whole and call.number(call.shape[dim]) % (call.number(parts) * call.size) == 0:
             yield call.case({operand.index: shard}, Shard(dim, _count(parts)))
             return
         prefix = prefix * call.shape[dim]

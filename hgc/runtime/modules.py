@@ -61,7 +61,7 @@ class Block(Container):
         sync: tuple[str, ...] | None = None,
         **placements: str,
     ) -> None:
-        """Declare a parameter by its name inside the block and its shape in the user's model.
+        """Declare a parameter by its name inside the block (or its full name behind a dot) and its shape in the user's model.
 
         ``placements`` gives the axes where it is sharded, in mesh order (``tp="S(0)"``); ``pad_to`` the padded shape that is sharded;
         ``sync`` the axes over which its gradient is summed (default: the plan's data axes that do not shard it).
@@ -97,10 +97,16 @@ class Block(Container):
             if not declared.persistent:
                 holder._non_persistent_buffers_set.add(leaf)
 
+    def full_name(self, declared: Declaration) -> str:
+        """The name in the user's model: the block's place and the declared name, which is full already if it starts with a dot."""
+        if declared.name.startswith("."):
+            return declared.name[1:]
+        return f"{self._hgc_path}.{declared.name}" if self._hgc_path else declared.name
+
     def holder(self, name: str) -> tuple[nn.Module, str]:
         """The module that holds a declared tensor, and the tensor's name there."""
         holder: nn.Module = self
-        *path, leaf = name.split(".")
+        *path, leaf = name.removeprefix(".").split(".")
         for part in path:
             if part not in holder._modules:
                 holder._modules[part] = Container()
@@ -144,7 +150,7 @@ class Model(nn.Module):
             if not isinstance(module, Block):
                 continue
             for declared in module._hgc_declared.values():
-                full = f"{module._hgc_path}.{declared.name}" if module._hgc_path else declared.name
+                full = module.full_name(declared)
                 name = self._hgc_tied.get(full, full)
                 place = module.holder(declared.name)
                 declared = replace(declared, name=name)

@@ -201,7 +201,6 @@ def test_what_lies_outside_a_block_is_declared_by_its_full_name() -> None:
     assert "F.linear(fc, self.table.weight)" in source
 
 
-@pytest.mark.xfail(reason="hgc.runtime does not know full names in a block yet", strict=False)
 def test_a_table_outside_the_blocks_is_one_tensor() -> None:
     torch.manual_seed(0)
     model, inputs = WithTable(), {"x": torch.randn(4, 8)}

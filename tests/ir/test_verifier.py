@@ -18,7 +18,9 @@ from hgc.ir.rules.collectives import COLLECTIVES
 from hgc.ir.value import Info, is_tensor, set_info, value
 from hgc.ir.verifier import verify
 from tests.distributed.lowered import run_lowered
-from tests.ir.faults import COLLECTIVE_FAULTS, OTHER_FAULTS, Fault, graphs, record_again
+from tests.ir.fault_sites import Fault, graphs, record_again
+from tests.ir.faults import OTHER_FAULTS
+from tests.ir.faults_of_collectives import COLLECTIVE_FAULTS
 from tests.ir.lowered_programs import MODELS, PLANS, batch, lowered, model
 
 PROGRAMS = [(name, plan) for name in MODELS for plan in PLANS if not (name == "embedding" and "no-vocab" in plan)]

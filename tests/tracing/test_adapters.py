@@ -104,3 +104,26 @@ def test_position_ids_of_the_user_may_pack_sequences() -> None:
     assert compare(model, program, plain).worst <= 1e-5
     model.config.use_cache = True
     assert compare(model, trace(model, batch), batch).worst <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("Falcon", {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}),
+        ("Bloom", {"hidden_size": 64, "n_layer": 3, "n_head": 4}),
+        ("GPTNeo", {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": 8}),
+        ("Mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 64}),
+    ],
+)
+def test_models_that_compute_attention_themselves_keep_their_masks(name: str, config: dict[str, object]) -> None:
+    """They ask transformers for masks but never call its attention functions: leaving the mask to an attribute would lose it."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    common = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**common, **config)).eval()
+    ids = torch.randint(1, 64, (3, 16), generator=torch.Generator().manual_seed(0))
+    program = trace(model, {"input_ids": ids, "labels": ids})
+    expected = model(input_ids=ids, labels=ids).loss.detach()
+    found = program.run({"input_ids": ids, "labels": ids}, model.state_dict()).detach()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert any(f"{name}Config compute attention themselves" in sentence for sentence in program.report)

@@ -23,15 +23,22 @@ def applies(model: nn.Module) -> bool:
 
 
 @dataclass
-class _Windows:
-    """Sliding windows that masks would have held, and those that attention functions were told of."""
+class _Watch:
+    """What masks were asked for, and what attention came by: sliding windows that masks would have held and those that attention
+    functions were told of; configs of models that asked for masks and of modules that called the attention function."""
 
     trusted: bool
     left_out: set[int] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
+    asking: dict[int, str] = field(default_factory=dict)
+    calling: set[int | None] = field(default_factory=set)
+
+    def bypassed(self) -> set[str]:
+        """Names of configs whose models asked for masks and then computed attention by themselves."""
+        return set() if None in self.calling else {name for key, name in self.asking.items() if key not in self.calling}
 
 
-_windows: ContextVar[_Windows] = ContextVar("hgc_windows")
+_watch: ContextVar[_Watch] = ContextVar("hgc_watch")
 
 
 @contextmanager
@@ -42,22 +49,35 @@ def prepared(model: nn.Module, inputs: set[str], constants: Mapping[str, Any], s
     _register()
     caches = bool(constants.get("use_cache", any(getattr(config, "use_cache", False) for config in _configs(model))))
     for config in _configs(model):
-        _configure(config)
+        _configure(config, shortcuts)
     for module in model.modules():
         if "gradient_checkpointing" in vars(module):
             vars(module)["gradient_checkpointing"] = False
     find_packed = masking_utils.find_packed_sequence_indices
     if "position_ids" not in inputs or caches:  # with a cache, transformers does not look for packed sequences
         masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    windows = _Windows(shortcuts.windows)
-    token = _windows.set(windows)
+    watch = _Watch(shortcuts.windows)
+    token = _watch.set(watch)
     try:
         yield
+    except StartOver:
+        raise
+    except Exception:
+        _check_bypassed(watch, shortcuts)  # a model that expected a mask may have stumbled over None
+        raise
     finally:
         masking_utils.find_packed_sequence_indices = find_packed
-        _windows.reset(token)
-    if not windows.left_out <= windows.told:
+        _watch.reset(token)
+    _check_bypassed(watch, shortcuts)
+    if not watch.left_out <= watch.told:
         raise StartOver(shortcuts.with_masks(), "Sliding windows are masks: the model's attention is not told its window.")
+
+
+def _check_bypassed(watch: _Watch, shortcuts: Shortcuts) -> None:
+    bypassed = watch.bypassed() - shortcuts.own_attention
+    if bypassed:
+        reason = f"Models of {', '.join(sorted(bypassed))} compute attention themselves and keep their own implementation."
+        raise StartOver(shortcuts.keeping_attention(bypassed), reason)
 
 
 def _configs(model: nn.Module) -> list[Any]:
@@ -65,10 +85,10 @@ def _configs(model: nn.Module) -> list[Any]:
     return list({id(config): config for config in found if config is not None}.values())
 
 
-def _configure(config: Any) -> None:
+def _configure(config: Any, shortcuts: Shortcuts) -> None:
     if getattr(config, "use_cache", False):
         config.use_cache = False
-    if hasattr(config, "_attn_implementation"):
+    if hasattr(config, "_attn_implementation") and type(config).__name__ not in shortcuts.own_attention:
         config._attn_implementation = "hgc"
     if hasattr(config, "_experts_implementation"):
         config._experts_implementation = "hgc"
@@ -121,11 +141,13 @@ def attention_forward(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """An attention function of ``AttentionInterface``: one operator, with what the mask function left to attributes."""
+    watch = _watch.get()
+    watch.calling.add(id(module.config) if hasattr(module, "config") else None)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is not None:  # it holds causality and the window already
         causal, sliding_window = False, None
     elif sliding_window:
-        _windows.get().told.add(int(sliding_window))
+        watch.told.add(int(sliding_window))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = torch.ops.hgc.attention(
         query,
@@ -161,12 +183,14 @@ def attention_mask(
     """A mask function of ``AttentionMaskInterface``: no tensor where attributes of the attention say the same."""
     from transformers.masking_utils import sdpa_mask
 
-    windows = _windows.get()
-    causal = allow_is_causal_skip and (local_size is None or windows.trusted)
+    watch = _watch.get()
+    if "config" in kwargs:
+        watch.asking[id(kwargs["config"])] = type(kwargs["config"]).__name__
+    causal = allow_is_causal_skip and (local_size is None or watch.trusted)
     bidirectional = allow_is_bidirectional_skip and local_size is None
     if attention_mask is None and (causal or bidirectional):
         if local_size is not None:
-            windows.left_out.add(local_size)
+            watch.left_out.add(local_size)
         return None
     mask = sdpa_mask(batch_size, q_length, kv_length, attention_mask=attention_mask, allow_is_causal_skip=False, **kwargs)
     assert mask is None or isinstance(mask, Tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +11,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.table import Table
 
-out = Console(highlight=False, soft_wrap=True)
+_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
+"""A pipe or a log has no width of its own, and rich's 80 columns break tables."""
+
+out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 
 
 @contextmanager

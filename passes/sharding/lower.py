@@ -71,11 +71,9 @@ class _AxisLowering:
         return self._finish(root)
 
     def _state_placement(self, node: fx.Node) -> Placement:
-        name = str(node.target).removeprefix(STATE)
-        found = self.layout.state.get(name, self.layout.default)
         value = info(node).value
         assert isinstance(value, Value)
-        return Invariant() if is_whole(found) and not value.requires_grad else found
+        return self._by_name(str(node.target).removeprefix(STATE), value)
 
     def _record(self, node: fx.Node, placement: Placement) -> None:
         known = info(node)

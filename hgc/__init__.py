@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from hgc.ir.program import Program
     from hgc.ir.verifier import verify as verify_program
     from hgc.passes.base import Analysis, Pipeline, Planner, Transform
-    from hgc.plan import Plan, Strategy
+    from hgc.plan import Plan
+    from hgc.strategy import Strategy
     from hgc.tracing.copying import empty_weights as empty_weights
     from hgc.tracing.trace import trace as trace
 
@@ -26,7 +27,7 @@ _HOME = {
     "Plan": "hgc.plan",
     "Planner": "hgc.passes.base",
     "Program": "hgc.ir.program",
-    "Strategy": "hgc.plan",
+    "Strategy": "hgc.strategy",
     "Transform": "hgc.passes.base",
     "compile": "hgc.compiler",
     "default_pipeline": "hgc.compiler",

@@ -23,8 +23,9 @@ from hgc.passes.sharding.limits import check_limits
 from hgc.passes.sharding.pad_vocabulary import PadVocabulary
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.uniform import UniformPlanner
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
 from hgc.runtime import Trainer
+from hgc.strategy import Strategy
 from hgc.tracing import trace
 
 PlanLike = Plan | Strategy | str | Path | Callable[[Program, Cluster], Plan]
@@ -70,6 +71,7 @@ def compile(
 
 def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) -> Program:
     """Apply a plan to a traced program; the verifier checks the result of every transform."""
+    torchrun.check_playable(plan)
     check_limits(traced, plan)
     start = traced.copy()
     start.reference = traced

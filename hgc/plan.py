@@ -9,92 +9,64 @@ What was decided and what was predicted from it are kept apart, so that a plan s
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from hgc import records
 from hgc.errors import PlanError
+from hgc.strategy import ZERO_STAGES, Strategy, nearest_strategy
 
 VERSION = 1
-AXES = ("dp", "tp")
-"""Mesh axes, major first: neighbouring ranks differ in the last one, where communication is heaviest."""
-
-ZERO_STAGES = {0: "state replicated, gradients summed", 3: "parameters, gradients and optimizer state sharded"}
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
+"""Orders in which the stages of a pipeline work on micro-batches; ``hgc.schedule`` has them as lists of actions."""
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """How a block runs.
+class Precision:
+    """Dtypes of a training step, as torch spells them; ``""`` keeps the model's own.
 
-    ``dp``: ranks that each take a share of the batch. ``tp``: ranks that each take a share of every layer (heads, hidden
-    channels). ``zero``: 0 keeps parameters, gradients and optimizer state whole on each data-parallel rank, 3 shards all of them
-    over ``dp``. ``sequence_parallel``: between tensor-parallel regions activations are split along the sequence (Megatron-LM's
-    sequence parallelism). ``vocab_parallel``: embedding, output projection and cross entropy are split along the vocabulary.
-    Raises :class:`PlanError` for values that no program could have.
+    ``compute``: activations and products. ``parameters``: what a rank keeps between steps. ``master``: a further copy of the parameters,
+    which the optimizer updates. ``gradients``: in which gradients are summed over micro-batches and ranks. ``products``: of the matrix
+    products of linear layers, where narrower than ``compute`` (``"float8"``, ``"float4"``).
     """
 
-    dp: int = 1
-    tp: int = 1
-    zero: int = 0
-    sequence_parallel: bool = True
-    vocab_parallel: bool = True
+    compute: str = ""
+    parameters: str = ""
+    master: str = ""
+    gradients: str = ""
+    products: str = ""
 
     def __post_init__(self) -> None:
-        for axis in AXES:
-            records.check_whole(axis, getattr(self, axis), 1, PlanError)
-        records.check_whole("zero", self.zero, 0, PlanError)
-        if self.zero not in ZERO_STAGES:
-            near = min(ZERO_STAGES, key=lambda stage: abs(stage - self.zero + 0.1))
-            raise PlanError(f"zero is {self.zero}; this release knows 0 and 3, and the nearest is {near} ({ZERO_STAGES[near]})")
-        for switch in ("sequence_parallel", "vocab_parallel"):
-            records.check_bool(switch, getattr(self, switch), PlanError)
-
-    @property
-    def devices(self) -> int:
-        return math.prod(getattr(self, axis) for axis in AXES)
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        """Axis -> size, major axis first, without axes of size one."""
-        return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) > 1}
+        for name in ("compute", "parameters", "master", "gradients", "products"):
+            value, known = getattr(self, name), ("float8", "float4") if name == "products" else DTYPES
+            if value not in ("", *known):
+                raise PlanError(f"{name} is {value!r}; expected '' (as the model) or one of {', '.join(known)}")
 
     def __str__(self) -> str:
-        words = [f"{axis}{size}" for axis, size in self.mesh.items()] or ["dp1"]
-        words += [f"zero{self.zero}"] if self.zero else []
-        words += ["no-sequence-parallel"] if not self.sequence_parallel else []
-        words += ["no-vocab-parallel"] if not self.vocab_parallel else []
-        return " ".join(words)
-
-    @staticmethod
-    def parse(text: str) -> Strategy:
-        """Inverse of ``str(strategy)``: ``"dp2 tp2 zero3"``; words may also be joined by ``,``, ``x`` or ``×``."""
-        words = [word for word in re.split(r"[\s,×]+|(?<=\d)x(?=[a-z])", text.strip()) if word and word != "x"]
-        values: dict[str, Any] = {}
-        for word in words:
-            name, value = _parse_word(word, text)
-            if name in values:
-                raise PlanError(f"strategy {text!r} gives {name!r} twice; keep one")
-            values[name] = value
-        if not values:
-            raise PlanError("the strategy is empty; write for example 'dp2 tp2' or 'dp4 zero3'")
-        return Strategy(**values)
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        words = [f"{name} {value}" for name, value in named if value]
+        return ", ".join(words) or "as the model"
 
 
-def _parse_word(word: str, text: str) -> tuple[str, int | bool]:
-    switches = {"no-sequence-parallel": "sequence_parallel", "no-vocab-parallel": "vocab_parallel"}
-    if word in switches:
-        return switches[word], False
-    match = re.fullmatch(r"([A-Za-z_-]*[A-Za-z_])=?(-?\d+)", word)
-    name = match[1] if match else word.rstrip("=0123456789.-")
-    known = [*AXES, "zero"]
-    if match is None and name in known:
-        raise PlanError(f"{word!r} in strategy {text!r} has no size; write for example '{name}2'")
-    if match is None or name not in known:
-        raise PlanError(f"unknown word {word!r} in strategy {text!r}; {records.suggestion(name, [*known, *switches])}")
-    return name, int(match[2])
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The next ``blocks`` blocks of the program, run by ``strategy.devices`` ranks from ``first_rank`` on.
+
+    Stages may share ranks: several stages of one rank are its virtual stages. ``strategy``: ``None`` means the plan's.
+    """
+
+    blocks: int
+    first_rank: int
+    strategy: Strategy | None = None
+
+    def __post_init__(self) -> None:
+        records.check_whole("blocks", self.blocks, 1, PlanError)
+        records.check_whole("first_rank", self.first_rank, 0, PlanError)
+        if self.strategy is not None and not isinstance(self.strategy, Strategy):
+            raise PlanError(f"strategy is {self.strategy!r}; expected a Strategy, or none for the plan's")
 
 
 @dataclass(frozen=True)
@@ -132,11 +104,16 @@ class Prediction:
 class Plan:
     """The decisions for one program.
 
-    ``strategy`` holds for every block. ``program_hash`` names the program it was made for (``""``: any).
-    ``predicted`` and ``notes`` inform people and change nothing.
+    ``strategy`` holds for every block whose stage has none of its own. ``stages`` cut the program into a pipeline, which works on
+    ``micro_batches`` equal parts of the batch in the order of ``schedule``; without stages the micro-batches follow one another.
+    ``program_hash`` names the program it was made for (``""``: any). ``predicted`` and ``notes`` inform people and change nothing.
     """
 
     strategy: Strategy = field(default_factory=Strategy)
+    stages: tuple[Stage, ...] = ()
+    schedule: str = "1f1b"
+    micro_batches: int = 1
+    precision: Precision = field(default_factory=Precision)
     program_hash: str = ""
     predicted: Prediction = field(default_factory=Prediction)
     notes: tuple[str, ...] = ()
@@ -144,6 +121,13 @@ class Plan:
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):
             raise PlanError(f"strategy is {self.strategy!r}; expected a Strategy, for example Strategy(dp=2, tp=2)")
+        if not isinstance(self.stages, tuple) or not all(isinstance(stage, Stage) for stage in self.stages):
+            raise PlanError(f"stages is {self.stages!r}; expected a tuple of Stage, for example (Stage(blocks=6, first_rank=0), ...)")
+        if self.schedule not in SCHEDULES:
+            raise PlanError(f"schedule is {self.schedule!r}; {records.suggestion(str(self.schedule), SCHEDULES)}")
+        records.check_whole("micro_batches", self.micro_batches, 1, PlanError)
+        if not isinstance(self.precision, Precision):
+            raise PlanError(f"precision is {self.precision!r}; expected a Precision")
         if not isinstance(self.program_hash, str):
             raise PlanError(f"program_hash is {self.program_hash!r}; expected text, or '' for any program")
         if not isinstance(self.predicted, Prediction):
@@ -154,23 +138,40 @@ class Plan:
     @property
     def devices(self) -> int:
         """How many devices run it, one rank on each."""
-        return self.strategy.devices
+        return max((rank + 1 for stage in range(len(self.stages)) for rank in self.ranks(stage)), default=self.strategy.devices)
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Axis -> size, major axis first, without axes of size one."""
+        """Axis -> size of the plan's own strategy, major axis first, without axes of size one."""
         return self.strategy.mesh
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """The strategy of each stage, or the one of a plan without stages."""
+        return tuple(stage.strategy or self.strategy for stage in self.stages) or (self.strategy,)
+
+    def ranks(self, stage: int) -> range:
+        """The ranks that run a stage; of a plan without stages: all."""
+        first = self.stages[stage].first_rank if self.stages else 0
+        return range(first, first + self.strategies[stage].devices)
 
     def validate(self, devices: int | None = None, program_hash: str = "") -> None:
         """Raise :class:`PlanError` unless the plan makes sense and fits ``devices`` ranks and the program of that hash."""
-        if self.strategy.zero == 3 and self.strategy.dp == 1:
-            raise PlanError("zero is 3 but dp is 1, so there is nothing to shard state over; set dp to 2 or more, or zero to 0")
+        for strategy in self.strategies:
+            if strategy.zero and strategy.dp == 1:
+                raise PlanError(
+                    f"zero is {strategy.zero} but dp is 1, so there is nothing to shard state over; set dp to 2 or more, or zero to 0"
+                )
+        idle = sorted(set(range(self.devices)) - {rank for stage in range(len(self.strategies)) for rank in self.ranks(stage)})
+        if idle:
+            raise PlanError(
+                f"rank {idle[0]} has no stage; lower first_rank of the stages behind it, so that all of {self.devices} ranks work"
+            )
         if devices is not None and devices != self.devices:
             mesh = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items()) or "dp 1"
-            raise PlanError(
-                f"the plan needs {self.devices} device{'s' * (self.devices > 1)} ({mesh}), the cluster has {devices}; "
-                f"the nearest strategy that fits is '{nearest_strategy(self.strategy, devices)}'"
-            )
+            what = f"{len(self.stages)} stages" if self.stages else mesh
+            near = "" if self.stages else f"; the nearest strategy that fits is '{nearest_strategy(self.strategy, devices)}'"
+            raise PlanError(f"the plan needs {self.devices} device{'s' * (self.devices > 1)} ({what}), the cluster has {devices}{near}")
         if self.program_hash and program_hash and self.program_hash != program_hash:
             raise PlanError(
                 f"the plan was made for program {self.program_hash[:12]}, this program is {program_hash[:12]}; "
@@ -181,7 +182,7 @@ class Plan:
         content = {
             "version": VERSION,
             "program_hash": self.program_hash,
-            "decisions": {"strategy": records.encode(self.strategy)},
+            "decisions": {name: records.encode(getattr(self, name)) for name in DECISIONS},
             "predicted": records.encode(self.predicted),
             "notes": list(self.notes),
         }
@@ -202,8 +203,8 @@ class Plan:
         decisions = content.get("decisions")
         if not isinstance(decisions, dict) or "strategy" not in decisions:
             raise PlanError('the plan decides nothing; expected "decisions": {"strategy": {...}}')
-        records.check_keys(decisions, ("strategy",), "decisions", PlanError)
-        values = {"strategy": decisions["strategy"], **{k: v for k, v in content.items() if k not in ("version", "decisions")}}
+        records.check_keys(decisions, DECISIONS, "decisions", PlanError)
+        values = {**decisions, **{k: v for k, v in content.items() if k not in ("version", "decisions")}}
         return records.decode(Plan, values, "", PlanError)
 
     def save(self, path: str | Path) -> None:
@@ -223,31 +224,38 @@ class Plan:
         return "\n".join(f"{name:<17}{text}" for name, text in _rows(self))
 
 
-def nearest_strategy(wanted: Strategy, devices: int) -> Strategy:
-    """The strategy for exactly ``devices`` devices whose sizes are closest to the wanted ones."""
-
-    def distance(tp: int) -> float:
-        return abs(math.log(tp / wanted.tp)) + abs(math.log(devices / tp / wanted.dp))
-
-    tp = min((size for size in range(1, devices + 1) if devices % size == 0), key=distance)
-    dp = devices // tp
-    return replace(wanted, dp=dp, tp=tp, zero=wanted.zero if dp > 1 else 0)
+DECISIONS = ("strategy", "stages", "schedule", "micro_batches", "precision")
+"""Fields of :class:`Plan` that change what runs."""
 
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
-    strategy = plan.strategy
-    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one device"
-    rows = [("mesh", f"{mesh} = {plan.devices} device{'s' * (plan.devices > 1)}")]
-    if strategy.dp > 1:
-        rows.append(("data parallel", f"{strategy.dp} ranks share the batch; zero {strategy.zero}: {ZERO_STAGES[strategy.zero]}"))
-    if strategy.tp > 1:
-        extras = [("sequence", strategy.sequence_parallel), ("vocabulary", strategy.vocab_parallel)]
-        split = ", ".join(f"{name} {'split too' if on else 'kept whole'}" for name, on in extras)
-        rows.append(("tensor parallel", f"{strategy.tp} ranks share each layer; {split}"))
+    rows = _strategy_rows(plan.strategy, plan.devices) if not plan.stages else []
+    for index, stage in enumerate(plan.stages):
+        ranks, size = plan.ranks(index), f"{stage.blocks} block{'s' * (stage.blocks > 1)}"
+        rows.append((f"stage {index}", f"{size} on ranks {ranks[0]} to {ranks[-1]}: {plan.strategies[index]}"))
+    rows += [("schedule", f"{plan.schedule}, {plan.micro_batches} micro-batches")] if plan.stages else []
+    rows += [("micro-batches", str(plan.micro_batches))] if plan.micro_batches > 1 and not plan.stages else []
+    rows += [("precision", str(plan.precision))] if plan.precision != Precision() else []
     rows.append(("made for", f"program {plan.program_hash[:12]}" if plan.program_hash else "any program"))
     rows += [("predicted", str(plan.predicted))] if plan.predicted != Prediction() else []
     rows += [("note", note) for note in plan.notes]
     return rows
+
+
+def _strategy_rows(strategy: Strategy, devices: int) -> list[tuple[str, str]]:
+    mesh = " x ".join(f"{axis} {size}" for axis, size in strategy.mesh.items()) or "one device"
+    rows = [("mesh", f"{mesh} = {devices} device{'s' * (devices > 1)}")]
+    if strategy.dp > 1:
+        rows.append(("data parallel", f"{strategy.dp} ranks share the batch; zero {strategy.zero}: {ZERO_STAGES[strategy.zero]}"))
+    if strategy.cp > 1:
+        rows.append(("context parallel", f"{strategy.cp} ranks share the sequence; keys and values go around"))
+    if strategy.sp > 1:
+        rows.append(("sequence parallel", f"{strategy.sp} ranks share the sequence, and heads in attention (Ulysses)"))
+    if strategy.tp > 1:
+        extras = [("sequence", strategy.sequence_parallel), ("vocabulary", strategy.vocab_parallel)]
+        split = ", ".join(f"{name} {'split too' if on else 'kept whole'}" for name, on in extras)
+        rows.append(("tensor parallel", f"{strategy.tp} ranks share each layer; {split}"))
+    return rows + ([("recompute", strategy.recompute)] if strategy.recompute != "none" else [])
 
 
 def _seconds(seconds: float) -> str:

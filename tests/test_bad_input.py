@@ -15,7 +15,8 @@ import hgc
 from hgc.backends import parity
 from hgc.cluster import Cluster
 from hgc.errors import HgcError
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
+from hgc.strategy import Strategy
 from hgc.tools.cli import main
 from tests import small_models
 from tests.layered import layered_program
@@ -122,7 +123,7 @@ PLAN = [
     ),
     Mistake(f"{WORKS} --devices 4 --plan pp4", "unknown word 'pp4' in strategy 'pp4'; did you mean"),
     Mistake(f"{WORKS} --devices 4 --plan dp", "has no size; write for example 'dp2'"),
-    Mistake(f"{WORKS} --devices 4 --plan dp4,zero2", "zero is 2; this release knows 0 and 3, and the nearest is 3"),
+    Mistake(f"{WORKS} --devices 4 --plan dp4,zero2", "emitted programs know zero 0 and 3, not 2; the nearest is 3"),
     Mistake(f"{WORKS} --devices 4 --plan tp4,zero3", "zero is 3 but dp is 1"),
     Mistake(f"{WORKS} --devices 4 --plan dp-4", "dp is -4; expected a whole number of 1 or more"),
     Mistake(f"{WORKS} --devices 4 --plan plan.json", "plan file 'plan.json' does not exist; check the path"),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
+from hgc.strategy import Strategy
 from hgc.tools import commands
 from hgc.tools.cli import main
 

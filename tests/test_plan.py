@@ -7,21 +7,32 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hgc import plan as module
 from hgc import records
 from hgc.errors import PlanError
-from hgc.plan import Plan, Prediction, Strategy, nearest_strategy
+from hgc.plan import SCHEDULES, Plan, Precision, Prediction, Stage
+from hgc.strategy import RECOMPUTE, Strategy, nearest_strategy
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 json_values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 sizes = st.integers(1, 4096)
 strategies = st.builds(
-    Strategy, dp=sizes, tp=sizes, zero=st.sampled_from([0, 3]), sequence_parallel=st.booleans(), vocab_parallel=st.booleans()
+    Strategy,
+    dp=sizes,
+    tp=sizes,
+    cp=sizes,
+    sp=sizes,
+    zero=st.sampled_from([0, 1, 2, 3]),
+    sequence_parallel=st.booleans(),
+    vocab_parallel=st.booleans(),
+    recompute=st.sampled_from(RECOMPUTE),
 )
 predictions = st.builds(
     Prediction,
@@ -30,7 +41,22 @@ predictions = st.builds(
     communication_bytes=st.none() | st.integers(0, 2**50),
     basis=st.text(),
 )
-plans = st.builds(Plan, strategies, program_hash=st.text(), predicted=predictions, notes=st.lists(st.text()).map(tuple))
+dtypes = st.sampled_from(["", "float32", "bfloat16"])
+precisions = st.builds(
+    Precision, compute=dtypes, parameters=dtypes, master=dtypes, gradients=dtypes, products=st.sampled_from(["", "float8", "float4"])
+)
+stages = st.builds(Stage, blocks=sizes, first_rank=st.integers(0, 1023), strategy=st.none() | strategies)
+plans = st.builds(
+    Plan,
+    strategies,
+    stages=st.lists(stages, max_size=4).map(tuple),
+    schedule=st.sampled_from(SCHEDULES),
+    micro_batches=sizes,
+    precision=precisions,
+    program_hash=st.text(),
+    predicted=predictions,
+    notes=st.lists(st.text()).map(tuple),
+)
 
 
 @given(plans)
@@ -42,7 +68,7 @@ def test_json_round_trip(plan: Plan) -> None:
 
 @given(plans)
 def test_repr_is_the_constructor_call(plan: Plan) -> None:
-    assert eval(repr(plan), {"Plan": Plan, "Strategy": Strategy, "Prediction": Prediction}) == plan
+    assert eval(repr(plan), vars(module)) == plan
 
 
 @given(strategies)
@@ -155,15 +181,14 @@ MISTAKES = [
     (_document(decisions={"strategy": {}, "stages": []}), "unknown key 'stages' in decisions"),
     (_document(decisions={"strategy": [2]}), "strategy is [2]; expected an object with the keys dp, tp"),
     (_strategy(dpp=2), "unknown key 'dpp' in strategy; did you mean 'dp'?"),
-    (_strategy(pipeline=2), "unknown key 'pipeline' in strategy; expected one of dp, tp, zero"),
+    (_strategy(pipeline=2), "unknown key 'pipeline' in strategy; expected one of dp, tp"),
     (_strategy(dp="2"), "strategy.dp is '2'; expected a whole number"),
     (_strategy(dp=2.0), "strategy.dp is 2.0; expected a whole number"),
     (_strategy(dp=True), "strategy.dp is True; expected a whole number"),
     (_strategy(dp=0), "strategy: dp is 0; expected a whole number of 1 or more"),
     (_strategy(tp=-4), "strategy: tp is -4; expected a whole number of 1 or more"),
-    (_strategy(zero=2), "strategy: zero is 2; this release knows 0 and 3, and the nearest is 3"),
-    (_strategy(zero=1), "the nearest is 0 (state replicated, gradients summed)"),
-    (_strategy(zero=17), "the nearest is 3"),
+    (_strategy(zero=17), "strategy: zero is 17; expected 0, 1, 2 or 3, and the nearest is 3"),
+    (_strategy(recompute="ful"), "strategy: recompute is 'ful'; did you mean 'full'?"),
     (_strategy(sequence_parallel=1), "strategy.sequence_parallel is 1; expected true or false"),
     (_document(notes="x"), "notes is 'x'; expected a list"),
     (_document(notes=[1]), "notes[0] is 1; expected text"),
@@ -258,3 +283,28 @@ def test_decode_reports_missing_keys() -> None:
 
     with pytest.raises(PlanError, match="pair lacks 'left', 'right'; add them"):
         records.decode(Pair, {}, "pair", PlanError)
+
+
+def test_stages_share_the_ranks_out() -> None:
+    plan = Plan(Strategy(tp=2), stages=(Stage(3, 0), Stage(2, 2, Strategy(dp=2, tp=2, zero=3))), micro_batches=4)
+    assert plan.devices == 6
+    assert [list(plan.ranks(index)) for index in range(2)] == [[0, 1], [2, 3, 4, 5]]
+    plan.validate(6)
+    assert "stage 1          2 blocks on ranks 2 to 5: dp2 tp2 zero3" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Plan(stages=(Stage(1, 0), Stage(1, 2))).validate(), "rank 1 has no stage"),
+        (lambda: Plan(stages=(Stage(1, 0), Stage(1, 1, Strategy(zero=1)))).validate(), "zero is 1 but dp is 1"),
+        (lambda: Plan(stages=(Stage(1, 0), Stage(1, 1))).validate(4), "needs 2 devices (2 stages), the cluster has 4"),
+        (lambda: Plan(schedule="1F1B"), "schedule is '1F1B'; did you mean '1f1b'?"),
+        (lambda: Plan(micro_batches=0), "micro_batches is 0; expected a whole number of 1 or more"),
+        (lambda: Plan(precision=Precision(compute="half")), "compute is 'half'; expected '' (as the model) or one of"),
+        (lambda: Stage(0, 0), "blocks is 0"),
+    ],
+)
+def test_mistakes_in_pipelines(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(sentence)):
+        make()

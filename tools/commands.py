@@ -14,7 +14,8 @@ from hgc import compiler, records
 from hgc.backends import parity, torchrun
 from hgc.cluster import Cluster
 from hgc.errors import ArtifactError, HgcError
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
+from hgc.strategy import Strategy
 from hgc.tools import models
 from hgc.tools.console import heading, say, stage, table
 

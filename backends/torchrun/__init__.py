@@ -3,5 +3,6 @@
 from hgc.backends.torchrun.emit import emit
 from hgc.backends.torchrun.folder import check_target, is_edited, notes, read_manifest, staged, write
 from hgc.backends.torchrun.load import load_model
+from hgc.backends.torchrun.playable import check_playable
 
-__all__ = ["check_target", "emit", "is_edited", "load_model", "notes", "read_manifest", "staged", "write"]
+__all__ = ["check_playable", "check_target", "emit", "is_edited", "load_model", "notes", "read_manifest", "staged", "write"]

@@ -16,7 +16,8 @@ from hgc.ir.verifier import planning_hints
 from hgc.passes.base import Planner
 from hgc.passes.sharding.data_parallel import data_layout
 from hgc.passes.sharding.tensor_parallel import tensor_layout
-from hgc.plan import Plan, Prediction, Strategy
+from hgc.plan import Plan, Prediction
+from hgc.strategy import Strategy
 
 _OPTIMIZER_COPIES = 2
 """Adam keeps two numbers for each parameter."""

@@ -19,7 +19,8 @@ from hgc.backends.torchrun import emit, load_model, staged, write
 from hgc.compiler import distribute
 from hgc.errors import ArtifactError
 from hgc.ir.program import Program
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
+from hgc.strategy import Strategy
 from hgc.tracing import empty_weights, trace
 from tests.backends.emitted import run_both, state_of, without_alignment
 from tests.distributed.threads import run_ranks

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hgc.backends.torchrun.launch import launch_script
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
+from hgc.strategy import Strategy
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from hgc.cost.symbolic import ProgramCosts
 from hgc.ir import ops
 from hgc.ir.program import Program
 from hgc.passes.analysis.costs import BlockCosts
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
+from hgc.strategy import Strategy
 from hgc.tools.bench import zoo
 from hgc.tracing import trace
 from tests import families

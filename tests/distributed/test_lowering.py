@@ -8,7 +8,8 @@ import torch
 from hgc.backends.parity.case import precision, to_dtype, without_dropout
 from hgc.compiler import distribute
 from hgc.ir.program import Program
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
+from hgc.strategy import Strategy
 from hgc.tracing import trace
 from tests.distributed.lowered import run_lowered
 from tests.families import FAMILIES

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from hgc.compiler import distribute
 from hgc.ir.program import Program
-from hgc.plan import Plan, Strategy
+from hgc.plan import Plan
+from hgc.strategy import Strategy
 from hgc.tracing import trace
 
 WIDTH, VOCABULARY, LENGTH, BATCH = 16, 32, 8, 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hgc.errors import ArtifactError
-from hgc.plan import Strategy
+from hgc.strategy import Strategy
 from hgc.tools.bench import overhead
 from hgc.tools.bench.overhead_baselines import by_hand, describe
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch

@@ -22,7 +22,7 @@ from rich.table import Table
 from hgc import compiler, records
 from hgc.backends.parity.verify import last_error
 from hgc.errors import ArtifactError
-from hgc.plan import Strategy
+from hgc.strategy import Strategy
 from hgc.tools.bench.overhead_baselines import describe
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
 from hgc.tools.bench.overhead_ratios import Pairs, ratio

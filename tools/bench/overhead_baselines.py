@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from hgc.plan import Strategy
+from hgc.strategy import Strategy
 from hgc.tools.bench.overhead_models import Batch
 
 LossAndBackward = Callable[[Batch], Tensor]

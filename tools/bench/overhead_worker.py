@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from hgc import records, runtime
 from hgc.backends import torchrun
 from hgc.errors import ArtifactError
-from hgc.plan import Strategy
+from hgc.strategy import Strategy
 from hgc.tools.bench import overhead_baselines as baselines
 from hgc.tools.bench.overhead_models import MODELS, Batch, Size, global_batch
 from hgc.tools.bench.overhead_ratios import Pairs

@@ -107,6 +107,10 @@ def _parser() -> _Parser:
     show = _add(commands, "show", "print the plan and the program of a compiled folder")
     show.add_argument("folder", metavar="DIR", help="what hgc compile wrote")
 
+    profile = _add(commands, "profile", "measure this machine and write it as a cluster file")
+    profile.add_argument("-o", "--output", required=True, metavar="FILE", help="where the cluster file goes, for --cluster")
+    profile.add_argument("--devices", type=_whole, metavar="N", help="processes on this machine (default: its GPUs, or one for each core)")
+
     bench = _add(commands, "bench", "run a benchmark by name")
     bench.add_argument("name", metavar="NAME", help="trace or overhead")
     bench.add_argument("--json", metavar="FILE", help="write the numbers here")

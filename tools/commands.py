@@ -18,6 +18,7 @@ from hgc.plan import Plan
 from hgc.strategy import Strategy
 from hgc.tools import models
 from hgc.tools.console import heading, say, stage, table
+from hgc.tools.profile.launch import launch
 
 PROGRAM, PLAN, PICTURES = "program.py", "plan.json", ("graph.svg", "graph.dot")
 
@@ -75,6 +76,11 @@ def show_command(request: argparse.Namespace) -> int:
     for picture in pictures[:1]:
         say(f"  {picture}    the picture")
     return 0
+
+
+def profile_command(request: argparse.Namespace) -> int:
+    """Measure on local processes; several machines are measured by ``torchrun ... -m hgc.tools.profile``."""
+    return launch(request.output, request.devices)
 
 
 def bench_command(request: argparse.Namespace) -> int:

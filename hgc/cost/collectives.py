@@ -39,6 +39,7 @@ class Place:
         link: inside the node; the slowest of the nodes'.
         uplink: between nodes; ``None`` for a group within one.
         uplinks: network cards that the group has to itself, per node; below 1 where groups share one.
+        backend: of torch.distributed; gloo's reduce-scatter is an all-reduce, in time and in bytes.
     """
 
     ranks: int
@@ -47,6 +48,7 @@ class Place:
     link: Link
     uplink: Link | None
     uplinks: float
+    backend: str = "nccl"
 
 
 def place(cluster: Cluster, ranks: Sequence[int], busy: int | None = None) -> Place:
@@ -73,7 +75,13 @@ def place(cluster: Cluster, ranks: Sequence[int], busy: int | None = None) -> Pl
         node = cluster.nodes[number]
         sending = max(held, min(busy or node.count, node.count))
         shares.append(min(sending, node.uplinks) * held / sending)
-    return Place(len(ranks), len(counts), max(counts.values()), link, cluster.link if len(counts) > 1 else None, min(shares))
+    uplink = cluster.link if len(counts) > 1 else None
+    return Place(len(ranks), len(counts), max(counts.values()), link, uplink, min(shares), cluster.backend)
+
+
+def rounds(kind: Kind, backend: str) -> int:
+    """How often a ring passes the whole buffer around."""
+    return 2 if kind == "all_reduce" or (kind == "reduce_scatter" and backend == "gloo") else 1
 
 
 def time_s(kind: Kind, bytes_: float, where: Place, algorithm: Algorithm | None = None) -> float:
@@ -126,9 +134,9 @@ def algorithms(kind: Kind, where: Place) -> dict[Algorithm, Formula]:
 
 
 def _ring(kind: Kind, bytes_: float, where: Place) -> float:
-    rounds = 2 if kind == "all_reduce" else 1
-    sent = rounds * (where.ranks - 1) / where.ranks * bytes_
-    latency_s = rounds * ((where.nodes - 1) * _hop_s(where) + (where.ranks - where.nodes) * where.link.latency_s)
+    times = rounds(kind, where.backend)
+    sent = times * (where.ranks - 1) / where.ranks * bytes_
+    latency_s = times * ((where.nodes - 1) * _hop_s(where) + (where.ranks - where.nodes) * where.link.latency_s)
     return latency_s + max(_inside_s(sent, where), _between_s(sent, where))
 
 
@@ -146,10 +154,10 @@ def _switch(kind: Kind, bytes_: float, where: Place) -> float:
 
 
 def _hierarchical(kind: Kind, bytes_: float, where: Place) -> float:
-    rounds = 2 if kind == "all_reduce" else 1
-    inside = rounds * (where.per_node - 1) / where.per_node * bytes_
-    between = rounds * (where.nodes - 1) / where.nodes * bytes_
-    latency_s = rounds * ((where.nodes - 1) * _hop_s(where) + (where.per_node - 1) * where.link.latency_s)
+    times = rounds(kind, where.backend)
+    inside = times * (where.per_node - 1) / where.per_node * bytes_
+    between = times * (where.nodes - 1) / where.nodes * bytes_
+    latency_s = times * ((where.nodes - 1) * _hop_s(where) + (where.per_node - 1) * where.link.latency_s)
     return latency_s + _inside_s(inside, where) + _between_s(between, where)
 
 

@@ -20,7 +20,7 @@ from hgc.tools.calibration.points import read, sweeps
 
 SAMPLES = Path(__file__).parent / "samples"
 FAST, SLOW = Link(latency_s=1e-6, bytes_per_s=100e9), Link(latency_s=10e-6, bytes_per_s=10e9)
-PLAIN = Cluster((replace(Cluster.preset("cpu").nodes[0], count=4, link=FAST, uplinks=4),) * 3, link=SLOW)
+PLAIN = Cluster((replace(Cluster.preset("a100-80").nodes[0], count=4, link=FAST, uplinks=4),) * 3, link=SLOW)
 GB = 1e9
 
 
@@ -29,6 +29,11 @@ def test_ring_inside_a_node() -> None:
     assert time_s("all_reduce", GB, where, "ring") == pytest.approx(6 * 1e-6 + 1.5 * GB / 100e9)
     assert time_s("all_gather", GB, where) == pytest.approx(3 * 1e-6 + 0.75 * GB / 100e9)
     assert time_s("reduce_scatter", GB, where) == time_s("all_gather", GB, where)
+
+
+def test_gloo_reduces_whole_buffers_before_it_scatters() -> None:
+    where = place(replace(PLAIN, nodes=(replace(Cluster.preset("cpu").nodes[0], link=FAST),)), range(4))
+    assert time_s("reduce_scatter", GB, where) == time_s("all_reduce", GB, where, "ring")
 
 
 def test_between_nodes_the_slower_side_counts() -> None:

@@ -202,12 +202,12 @@ def calibrate(sweeps: Sequence[Sweep], nodes: dict[str, Node], networks: dict[st
         told = [sweep for sweep in sweeps if label(sweep) in target.sweeps]
         if target.network is None:
             node = nodes[target.device]
-            fitted = _fit(target, _start(target, node.link, nodes[target.like].link if target.like else None), told, node, 1)
+            fitted = fit(target, _start(target, node.link, nodes[target.like].link if target.like else None), told, node, 1)
             nodes[target.device] = replace(node, link=fitted.link)
         else:
             link, uplinks = networks[target.network]
             base = replace(link, base_s=nodes["h100"].link.base_s)
-            fitted = _fit(
+            fitted = fit(
                 target, _start(target, base, networks[target.like][0] if target.like else None), told, nodes[target.device], uplinks
             )
             networks[target.network] = (fitted.link, uplinks)
@@ -216,9 +216,9 @@ def calibrate(sweeps: Sequence[Sweep], nodes: dict[str, Node], networks: dict[st
 
 
 def predict(sweep: Sweep, node: Node, link: Link | None, uplinks: int) -> Array:
-    """Seconds for each message size of a sweep, on nodes of ``node``; a rack-wide NVLink domain counts as one node."""
+    """Seconds for each message size of a sweep, on nodes of ``node``; without a ``link`` all is one node (a rack-wide NVLink domain too)."""
     per_node = sweep.ranks // sweep.nodes
-    count = 1 if node.count >= sweep.ranks else sweep.nodes
+    count = sweep.nodes if link else 1
     cluster = Cluster((replace(node, count=max(node.count, per_node), uplinks=uplinks),) * count, link)
     ranks = range(sweep.ranks) if count == 1 else [number * node.count + rank for number in range(count) for rank in range(per_node)]
     where = collectives.place(cluster, ranks)
@@ -241,7 +241,7 @@ def _start(target: Target, link: Link, like: Link | None) -> Link:
     return replace(link, switch_bytes_per_s=float(f"{share * link.bytes_per_s:.3g}") if target.switch else None)
 
 
-def _fit(target: Target, link: Link, told: Sequence[Sweep], node: Node, uplinks: int) -> Fitted:
+def fit(target: Target, link: Link, told: Sequence[Sweep], node: Node, uplinks: int) -> Fitted:
     weight = np.concatenate([np.full(len(sweep.size_bytes), len(sweep.size_bytes) ** -0.25) for sweep in told]) if told else np.array([])
 
     def times(logs: Array) -> list[Array]:

@@ -1,0 +1,77 @@
+"""One rank of a measurement: ``torchrun --nproc-per-node N [--nnodes M ...] -m hgc.tools.profile -o cluster.json`` runs it everywhere."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hgc.errors import ClusterError
+from hgc.tools.profile import kernels, links
+from hgc.tools.profile.fit import Measured
+
+NAMES = {"cpu": "float32", "cuda": "bfloat16"}
+
+
+def measure() -> Measured:
+    """Time kernels and collectives on all ranks of the running job; raises :class:`ClusterError` unless all nodes have as many ranks."""
+    device = _start()
+    world, per_node = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    if world % per_node:
+        raise ClusterError(f"{world} ranks do not fill nodes of {per_node}; start as many ranks on every node")
+    nodes = world // per_node
+    on_gpu = device.type == "cuda"
+    shapes = kernels.GPU_SHAPES if on_gpu else kernels.CPU_SHAPES
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    return Measured(
+        name=torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()} process",
+        type=device.type,
+        memory_bytes=_memory_bytes(device, per_node),
+        units=torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1,
+        nodes=nodes,
+        per_node=per_node,
+        launch_s=kernels.launch_s(device),
+        moved=kernels.moved(device, dtype, kernels.GPU_ELEMENTS if on_gpu else kernels.CPU_ELEMENTS),
+        products={name: kernels.products(device, getattr(torch, name), shapes) for name in ("float32", "bfloat16")},
+        inside=tuple(links.sweeps(device, _group(nodes, per_node, inside=True), 1)) if per_node > 1 else (),
+        between=tuple(links.sweeps(device, _group(nodes, per_node, inside=False), nodes)) if nodes > 1 else (),
+    )
+
+
+def _start() -> torch.device:
+    if "RANK" not in os.environ:
+        raise ClusterError("a measurement runs on every rank of a job; start it with torchrun, or use hgc profile on one machine")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return device
+
+
+def _memory_bytes(device: torch.device, per_node: int) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_node
+
+
+def _group(nodes: int, per_node: int, inside: bool) -> dist.ProcessGroup:
+    """The ranks of this rank's node, or those with its place on every node."""
+    members = [[node * per_node + place for place in range(per_node)] for node in range(nodes)]
+    if not inside:
+        members = [list(column) for column in zip(*members, strict=True)]
+    group = dist.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def target(path: str) -> Path:
+    """Where the cluster file will be, checked before anything is measured."""
+    found = Path(path)
+    if found.is_dir():
+        raise ClusterError(f"{path!r} is a folder; name the file to write, for example {path}/cluster.json")
+    if not found.absolute().parent.is_dir():
+        raise ClusterError(f"there is no folder {str(found.absolute().parent)!r} for {found.name}; make it first")
+    return found

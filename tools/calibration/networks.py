@@ -216,7 +216,7 @@ def calibrate(sweeps: Sequence[Sweep], nodes: dict[str, Node], networks: dict[st
 
 
 def predict(sweep: Sweep, node: Node, link: Link | None, uplinks: int) -> Array:
-    """Seconds for each message size of a sweep, on nodes of ``node``; without a ``link`` all is one node (a rack-wide NVLink domain too)."""
+    """Seconds for each message size of a sweep, on nodes of ``node``; without ``link`` all is one node (an NVLink rack too)."""
     per_node = sweep.ranks // sweep.nodes
     count = sweep.nodes if link else 1
     cluster = Cluster((replace(node, count=max(node.count, per_node), uplinks=uplinks),) * count, link)

@@ -101,8 +101,8 @@ def _bandwidth(moved: Moved, launch_s: float) -> tuple[float, float]:
 
 
 def _link(told: Sequence[Sweep], node: Node, outer: Link | None) -> tuple[Link, list[Residual]]:
-    """Constants of a link; its rate is the best seen, so that efficiencies are shares of it."""
-    rate = max(float(np.max(_bus_rates(sweep))) for sweep in told)
+    """Constants of a link; its rate is the best seen, so that efficiencies are shares of it. All ranks of a node share an outer link."""
+    rate = max(float(np.max(_bus_rates(sweep))) for sweep in told) * (1 if outer is None else node.count)
     free = FREE_LINK
     start = Link(latency_s=1e-5, bytes_per_s=rate, exchange_efficiency=0.7)
     target = networks.Target("measured", None if outer is None else "measured", free=free)

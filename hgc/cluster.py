@@ -299,7 +299,8 @@ def network_preset(name: str) -> NetworkPreset:
 def _read_preset(kind: str, cls: type[T], name: str) -> T:
     known = presets(kind)
     if name not in known:
-        near = [option for option in known if name and option.startswith(str(name).lower())]
+        word = str(name).lower()
+        near = [word] if word in known else [option for option in known if name and option.startswith(word)]
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else records.suggestion(str(name), known)
         raise ClusterError(f"no {kind} is called {name!r}; {hint}")
     text = (preset_folder(kind) / f"{name}.json").read_text(encoding="utf-8")

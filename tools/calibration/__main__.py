@@ -64,7 +64,7 @@ def _write_devices(devices: dict[str, DevicePreset], constants: dict[str, Kernel
     for name, found in devices.items():
         fit = next(fit for fit in links if fit.target.network is None and fit.target.device == name)
         node = replace(found.node, device=replace(found.node.device, kernels=constants[name]), link=fit.link)
-        cited = kernels.SOURCES.get(name[:4], kernels.SOURCES["other"])
+        cited = kernels.SOURCES.get(name[:7], kernels.SOURCES.get(name[:4], kernels.SOURCES["other"]))
         _write("device", name, replace(found, node=node, sources=_sources(found.sources, cited, _cited(fit))))
 
 

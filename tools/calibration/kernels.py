@@ -33,6 +33,8 @@ SWEEPS = ("sweep", "transformer_op", "alignment_effect")
 """Kinds of rows that list shapes of one benchmark."""
 SOURCES = {
     "a100": "kernels fitted to matmul_efficiency.csv: EleutherAI/cookbook@27dff48 on A100",
+    "a800": "kernels as A100: the same chip",
+    "h100-96": "kernels as H100: shares of the lower peak",
     "v100": "kernels fitted to matmul_efficiency.csv: EleutherAI/cookbook@27dff48 on V100; memory, alignment as A100",
     "rtx4": "kernels as A100: no measurement of this device was read",
     "other": "kernels fitted to matmul_efficiency.csv: DeepGEMM@a6d97a1 on H800, best rate of a search (ml-engineering@744d01e18b, MAMF)",
@@ -92,10 +94,11 @@ def calibrate(folder: Path, devices: dict[str, Device]) -> tuple[dict[str, Kerne
     v100 = _v100(rows, devices["v100-32"], a100, report)
     hopper = _hopper(rows, devices["h800"], a100, devices["a100-80"].bfloat16_flops_per_s, report)
     typical = _best_over_model(rows, "NVIDIA A100 SXM", "bf16", replace(devices["a100-80"], kernels=a100))
-    found = {"a100-40": a100, "a100-80": a100, "v100-16": v100, "v100-32": v100, "rtx4090": a100}
+    found = {"a100-40": a100, "a100-80": a100, "v100-16": v100, "v100-32": v100, "rtx4090": a100, "a800": a100}
     for name, gpu in SEARCHED.items():
         grown = devices[name].bfloat16_flops_per_s / devices["h100"].bfloat16_flops_per_s
         found[name] = _searched(rows, gpu, devices[name], hopper, grown, typical)
+    found["h100-96-500w"] = found["h100"]
     return {name: _finish(name, replace(kernels, units=devices[name].kernels.units)) for name, kernels in found.items()}, report
 
 
@@ -145,7 +148,7 @@ def _best_over_model(rows: list[dict[str, str]], gpu: str, dtype: str, device: D
 
 def _finish(name: str, kernels: Kernels) -> Kernels:
     """Adds what is not fitted, and rounds to three digits."""
-    maker = {"v100": "V100", "a100": "A100", "rtx4": "4090"}.get(name[:4], "B200" if "b" in name else "H100")
+    maker = {"v100": "V100", "a100": "A100", "a800": "A100", "rtx4": "4090"}.get(name[:4], "B200" if "b" in name else "H100")
     score_s = SCORE_CYCLES.get(maker, SCORE_CYCLES["later"]) / CLOCK_HZ[maker]
     kernels = replace(kernels, launch_s=LAUNCH_S, score_s=score_s)
     rounded: dict[str, Any] = {field: float(f"{getattr(kernels, field):.3g}") for field in (*START, "score_s")}

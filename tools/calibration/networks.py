@@ -123,6 +123,8 @@ TARGETS = (
         overhead=True,
     ),
     Target("a100-40", like="a100-80"),
+    Target("a800", like="a100-80"),
+    Target("h100-96-500w", switch=True, like="h100"),
     Target("v100-32", like="a100-80", free=("efficiency",), sweeps=("V100 1x8 all_reduce gtc",)),
     Target("v100-16", like="v100-32"),
     Target("h800", switch=True, like="h100", free=("switch_bytes_per_s",), sweeps=("H800 1x8 all_reduce issue-1374",)),

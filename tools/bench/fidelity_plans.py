@@ -1,0 +1,301 @@
+"""The plan, precision and cluster of a published row.
+
+Everything that a row leaves out is assumed here, in two tables: :data:`GENERATIONS` (how frameworks of a time ran) and :data:`NETWORKS` (what
+joined the nodes). Nothing in them is fitted to a step time; a sentence for each assumption goes with the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hgc.cluster import Cluster
+from hgc.errors import HgcError
+from hgc.plan import Plan, Precision, Stage
+from hgc.strategy import Strategy
+from hgc.tools.bench.fidelity_models import NotRebuilt
+from hgc.tools.bench.fidelity_rows import Row
+
+GPUS = {
+    "V100-16GB": "v100-16",
+    "V100-32GB": "v100-32",
+    "A100-40GB": "a100-40",
+    "A100-80GB": "a100-80",
+    "A800-80GB": "a800",
+    "H100-80GB": "h100",
+    "H100-96GB-500W": "h100-96-500w",
+    "H800-80GB": "h800",
+    "H200": "h200",
+    "B200": "b200",
+    "B300": "b300",
+    "GB200": "gb200",
+    "GB300": "gb300",
+}
+"""GPU of a row -> preset."""
+
+NETWORKS = (
+    ("bloom", "", "omnipath-4x100", "4 x 100 Gbit/s Omni-Path a node (BLOOM chronicles)"),
+    ("bigscience", "", "omnipath-4x100", "4 x 100 Gbit/s Omni-Path a node (BigScience experiments)"),
+    ("mosaic", "A100", "roce-8x200", "1600 Gbit/s a node (llm-foundry, benchmarking)"),
+    ("internevo", "", "roce-4x100", "4 x 100 Gbit/s RoCE a node (InternEvo, train_performance)"),
+    ("ibm_fms", "A100", "roce-4x100", "400 Gbit/s a node (fms-fsdp)"),
+    ("ibm_fms", "H100", "roce-8x100", "800 Gbit/s a node (fms-fsdp)"),
+    ("torchtitan", "", "roce-8x400", "400 Gbit/s a GPU (torchtitan benchmarks)"),
+    ("nanotron", "", "efa-p5", "AWS P5 (ultra-scale playbook)"),
+    ("maxtext_a3", "", "gcp-tcpx", "GCP A3 High"),
+    ("gpu_recipes_a3ultra", "", "roce-8x400", "GCP A3 Ultra"),
+    ("alpa", "", "ethernet-1x25", "AWS p3.16xlarge"),
+)
+"""Start of dataset, start of GPU -> network preset, and where that is said. Others: what is usually sold with the GPU."""
+
+LARGEST_DOMAIN = 64
+"""GPUs of an NVL72 rack that jobs of more than a rack use, so that groups of 8 and 16 divide it."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How frameworks of a time ran. The last entry that fits a row counts.
+
+    Args:
+        frameworks: starts of names. ``gpus``: starts of GPU names; none: all.
+        flash: attention in one kernel. ``dropout``: of attention and hidden states; 0: none is run.
+        sequence_parallel: norms and dropout are split along the sequence where ``tp`` is above 1.
+        fused: pointwise chains run as one kernel.
+        overlap: gradients and parameters travel while blocks compute.
+        gradients: dtype in which they are summed, where parameters are in 16 bits.
+        reason: where this is said.
+    """
+
+    name: str
+    frameworks: tuple[str, ...]
+    gpus: tuple[str, ...]
+    flash: bool
+    dropout: float
+    sequence_parallel: bool
+    fused: bool
+    overlap: bool
+    gradients: str
+    reason: str
+
+
+OLD_GPUS = ("V100", "A100", "A800")
+GENERATIONS = (
+    Generation(
+        *("Megatron-LM 2020-2022", ("Megatron-LM",), OLD_GPUS, False, 0.1, False, True, False, "float16"),
+        "arXiv:2104.04473: fused softmax, bias-GELU, bias-dropout-add; gradients all-reduced behind the last backward",
+    ),
+    Generation(
+        *("DeepSpeed 2020-2022", ("Megatron-DeepSpeed", "DeepSpeed"), OLD_GPUS, False, 0.1, False, True, False, "float16"),
+        "as Megatron-LM of the time, from which it was forked; ZeRO 1 reduces gradients behind the last backward",
+    ),
+    Generation(
+        *(
+            "Megatron-Core",
+            ("Megatron-LM", "Megatron-Core", "Megatron-Bridge", "NeMo"),
+            ("H", "B", "GB"),
+            True,
+            0.0,
+            True,
+            True,
+            True,
+            "float32",
+        ),
+        "NeMo performance recipes: distributed optimizer, overlap of data, tensor and pipeline parallel traffic, fused kernels",
+    ),
+    Generation(
+        *("FSDP", ("llm-foundry", "xformers", "ColossalAI", "InternEvo", "Meta"), (), True, 0.0, True, False, True, "float32"),
+        "FSDP prefetches one unit ahead; eager kernels beside flash attention",
+    ),
+    Generation(
+        *("nanotron", ("nanotron",), (), True, 0.0, True, False, False, "float32"),
+        "ultra-scale playbook: flash attention, fused norms; gradients accumulated in float32",
+    ),
+    Generation(
+        *("compiled", ("torchtitan", "fms-fsdp", "MaxText", "Paxml", "NeMo AutoModel"), (), True, 0.0, True, True, True, "float32"),
+        "torch.compile or XLA fuse pointwise chains; FSDP2 prefetches",
+    ),
+)
+
+
+def generation_of(row: Row) -> Generation:
+    """How the row's framework ran; raises :class:`NotRebuilt` for one that the table does not have."""
+    fitting = [
+        each for each in GENERATIONS if row.framework.startswith(each.frameworks) and (not each.gpus or row.gpu.startswith(each.gpus))
+    ]
+    if not fitting:
+        raise NotRebuilt(f"how {row.framework!r} runs on {row.gpu!r} is not described")
+    found = fitting[-1]
+    if "sequence_parallel=1" in row.features.split():
+        found = replace(found, sequence_parallel=True)
+    if "without flash attention" in row.notes:
+        found = replace(found, flash=False)
+    if found.name == "compiled" and row.framework == "torchtitan" and "torch.compile" not in row.features:
+        found = replace(found, fused=False)
+    return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parallel degrees and batch of a row, complete. ``notes``: what was assumed."""
+
+    tp: int
+    pp: int
+    vpp: int
+    cp: int
+    dp: int
+    mbs: int
+    micro_batches: int
+    zero: int
+    notes: tuple[str, ...] = ()
+
+
+SHARDING = (("distributed_optimizer", 1), ("zero0", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3), ("fsdp_shard_grad_op", 2), ("fsdp", 3))
+"""Start of a row's ``sharding`` -> ZeRO stage."""
+
+
+def layout_of(row: Row, layers: int) -> Layout:
+    """Raises :class:`NotRebuilt` if degrees are missing or do not fit the devices."""
+    tp, pp, notes = _degrees(row)
+    cp = row.cp or 1
+    if not row.gpus:
+        raise NotRebuilt("the source does not state how many GPUs")
+    if row.gpus % (tp * pp * cp):
+        raise NotRebuilt(f"tp {tp} x pp {pp} x cp {cp} does not divide {row.gpus} GPUs")
+    dp = row.gpus // (tp * pp * cp)
+    if row.dp is not None and row.dp != dp:
+        raise NotRebuilt(f"dp {row.dp} is stated, but {row.gpus} GPUs / (tp {tp} x pp {pp} x cp {cp}) is {dp}")
+    mbs = row.mbs or 1
+    notes += [] if row.mbs else ["the micro-batch is not stated, one sequence assumed"]
+    gbs = row.gbs or dp * mbs * pp
+    notes += [] if row.gbs else [f"the global batch is not stated, {gbs} assumed: as many micro-batches as stages"]
+    if gbs % (dp * mbs):
+        raise NotRebuilt(f"dp {dp} x micro-batch {mbs} does not divide the global batch {gbs}")
+    micro_batches = gbs // (dp * mbs)
+    vpp, said = _virtual(row, pp, layers, micro_batches)
+    zero, cut = _zero(row, dp)
+    return Layout(tp, pp, vpp, cp, dp, mbs, micro_batches, zero, tuple([*notes, *said, *cut]))
+
+
+def _degrees(row: Row) -> tuple[int, int, list[str]]:
+    """tp and pp, from the notes where the columns are empty."""
+    if row.tp is not None and row.pp is not None:
+        return row.tp, row.pp, []
+    split = re.search(r"TP(\d+)\s*[x/]\s*PP(\d+)", row.notes)
+    if split:
+        return int(split[1]), int(split[2]), ["tp and pp are taken from the notes"]
+    if "no tensor/pipeline parallelism" in row.notes:
+        return 1, 1, []
+    raise NotRebuilt(f"the source does not state {' and '.join(name for name in ('tp', 'pp') if getattr(row, name) is None)}")
+
+
+def _virtual(row: Row, pp: int, layers: int, micro_batches: int) -> tuple[int, list[str]]:
+    if row.vpp is not None or pp == 1:
+        return row.vpp or 1, []
+    if generation_of(row).name != "Megatron-Core" or micro_batches % pp or layers % pp:
+        return 1, []
+    vpp = layers // pp
+    return vpp, [f"virtual stages are not stated, {vpp} assumed: one layer each, as NeMo's recipes"] if vpp > 1 else []
+
+
+def _zero(row: Row, dp: int) -> tuple[int, list[str]]:
+    """ZeRO stage, and a note if the source shards over a part of dp only, which a plan cannot say."""
+    zero = next((stage for word, stage in SHARDING if row.sharding.startswith(word)), 0)
+    zero = zero if dp > 1 else 0
+    group = re.search(r"\((?:group=)?(\d+)\)", row.sharding)
+    partly = row.sharding in ("hsdp", "fsdp+dp") or (group is not None and int(group[1]) < dp)
+    return zero, [f"{row.sharding} shards over a part of the {dp} data-parallel ranks; the plan shards over all"] if partly and zero else []
+
+
+def stage_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each stage: equal; or embedding and loss count as a layer each; or the first stages have one more (DeepSpeed's uniform cut)."""
+    if layers % stages == 0:
+        return (layers // stages,) * stages
+    if (layers + 2) % stages == 0 and stages > 2:
+        each = (layers + 2) // stages
+        return (each - 1, *(each,) * (stages - 2), each - 1)
+    each, more = divmod(layers, stages)
+    return tuple(each + (index < more) for index in range(stages))
+
+
+def precision_of(row: Row, generation: Generation, layout: Layout) -> Precision:
+    """Dtypes by the row's ``precision``; FSDP keeps float32 shards, the others 16-bit parameters and a float32 copy."""
+    words = row.precision.lower()
+    compute = "float16" if words.startswith("fp16") else "bfloat16"
+    products = "float8" if "fp8" in words or "fp8" in row.features else "float4" if "fp4" in words else ""
+    if layout.zero >= 2 and generation.name != "DeepSpeed 2020-2022" and "PURE" not in row.features:
+        return Precision(compute=compute, parameters="float32", gradients="float32", products=products)
+    if "PURE" in row.features:
+        return Precision(compute=compute, parameters=compute, gradients=compute, products=products)
+    gradients = "float32" if compute == "bfloat16" else generation.gradients
+    return Precision(compute=compute, parameters=compute, master="float32", gradients=gradients, products=products)
+
+
+def plan_of(row: Row, layout: Layout, generation: Generation, layers: int, recompute: str, outer: tuple[int, int] = (1, 1)) -> Plan:
+    """The row's plan; ``outer``: blocks of the program in front of its layers, and behind them."""
+    strategy = Strategy(
+        dp=layout.dp,
+        tp=layout.tp,
+        cp=layout.cp,
+        zero=layout.zero,
+        sequence_parallel=generation.sequence_parallel and layout.tp > 1,
+        recompute=recompute,
+    )
+    stages = _stages(layout, strategy, layers, outer)
+    schedule = "interleaved" if layout.vpp > 1 else "1f1b"
+    return Plan(strategy, stages, schedule, layout.micro_batches, precision_of(row, generation, layout))
+
+
+def _stages(layout: Layout, strategy: Strategy, layers: int, outer: tuple[int, int]) -> tuple[Stage, ...]:
+    count = layout.pp * layout.vpp
+    if count == 1:
+        return ()
+    if layers < count - 2:
+        raise NotRebuilt(f"{layers} layers are too few for {count} stages")
+    blocks = list(stage_layers(layers, count))
+    blocks[0] += outer[0]
+    blocks[-1] += outer[1]
+    if min(blocks) < 1:
+        raise NotRebuilt(f"{layers} layers are too few for {count} stages")
+    return tuple(Stage(number, index % layout.pp * strategy.devices) for index, number in enumerate(blocks))
+
+
+def recompute_of(row: Row) -> str | None:
+    """What the source says of recomputation; ``None``: nothing. Rules that repeat some operators count as the core of attention."""
+    if not row.recompute:
+        return None
+    return "full" if row.recompute == "full" else "none" if row.recompute in ("none", "minimal_flash") else "selective"
+
+
+def cluster_of(row: Row) -> tuple[Cluster, tuple[str, ...]]:
+    """The row's devices in nodes, and what was assumed. Raises :class:`NotRebuilt` for a GPU without a preset."""
+    if row.gpu not in GPUS:
+        raise NotRebuilt(f"there is no preset for the GPU {row.gpu!r}")
+    gpus = row.gpus or 1
+    network, notes = network_of(row)
+    try:
+        per_node = _per_node(row, gpus)
+        cluster = Cluster.preset(GPUS[row.gpu], nodes=-(-gpus // per_node), per_node=per_node, network=network)
+    except HgcError as wrong:
+        raise NotRebuilt(f"its cluster cannot be described: {wrong}") from None
+    return cluster, notes
+
+
+def _per_node(row: Row, gpus: int) -> int:
+    if row.gpu.startswith("GB"):
+        return min(gpus, LARGEST_DOMAIN) if gpus % LARGEST_DOMAIN == 0 or gpus <= 72 else row.gpus_per_node or 4
+    usual = row.gpus_per_node or 8
+    return usual if gpus >= usual else gpus
+
+
+def network_of(row: Row) -> tuple[str | None, tuple[str, ...]]:
+    for dataset, gpu, network, source in NETWORKS:
+        if row.dataset.startswith(dataset) and row.gpu.startswith(gpu):
+            return network, (f"network {network}: {source}",)
+    return None, ()
+
+
+def blocks_around(paths: Sequence[str]) -> tuple[int, int]:
+    """Blocks in front of the first layer and behind the last, from the paths of a traced program's blocks."""
+    inside = [index for index, path in enumerate(paths) if re.fullmatch(r"layers\.\d+", path)]
+    return inside[0], len(paths) - 1 - inside[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -17,12 +18,21 @@ from hgc.ir.value import Info, Value, info
 
 def program_hash(program: Program) -> str:
     """64 hex digits over blocks, bodies, state, symbols and mesh; node names, source lines and example sizes do not count."""
+    return _hash(program, with_names=True)
+
+
+def structure_hash(program: Program) -> str:
+    """The same whatever the original names of state and blocks: equal for pipeline stages that do the same with other layers."""
+    return _hash(program, with_names=False)
+
+
+def _hash(program: Program, with_names: bool) -> str:
     digest = hashlib.sha256()
     bodies = {name: body_hash(body) for name, body in program.bodies.items()}
-    for line in _graph_lines(program.root.graph, lambda node: bodies[str(node.target).removeprefix("bodies.")], with_paths=True):
+    for line in _graph_lines(program.root.graph, lambda node: bodies[str(node.target).removeprefix("bodies.")], with_names):
         digest.update(line.encode())
     for entry in program.state.values():
-        digest.update(_state_line(entry).encode())
+        digest.update(_state_line(entry if with_names else replace(entry, name="", aliases=())).encode())
     for symbol, found in program.symbols.items():
         digest.update(f"{symbol}:{found.meaning}:{found.low}:{found.high};".encode())
     digest.update(repr(program.mesh).encode())
@@ -42,13 +52,13 @@ def _graph_lines(graph: fx.Graph, module_name: Callable[[fx.Node], str], with_pa
     lines = []
     for number, node in enumerate(graph.nodes):
         numbers[node] = number
-        if node.op == "placeholder":
+        if node.op in ("placeholder", "get_attr"):
             what = f"{node.target}" if with_paths else ""
         elif node.op == "call_module":
             what = module_name(node)
         else:
             what = target_name(node.target)
-        described = "" if node.op == "output" else _describe(info(node), with_paths)
+        described = "" if node.op == "output" else _describe(info(node), with_paths, in_root=node.op == "get_attr")
         lines.append(f"{node.op} {what} {_encode(node.args, numbers)} {_encode(node.kwargs, numbers)} {described}\n")
     return lines
 
@@ -60,9 +70,9 @@ def target_name(target: Any) -> str:
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
 
 
-def _describe(found: Info, with_paths: bool) -> str:
-    """State is told apart by its path; every other path only says where a node came from."""
-    path = found.path if with_paths or found.role in ("parameter", "buffer") else ""
+def _describe(found: Info, with_paths: bool, in_root: bool) -> str:
+    """A body tells its state apart by path; every other path only says where a node came from."""
+    path = found.path if with_paths or (found.role in ("parameter", "buffer") and not in_root) else ""
     return f"{found.role}|{path}|{_encode_value(found.value)}|{found.size if found.size is not None else ''}"
 
 
@@ -89,7 +99,8 @@ def _encode(argument: Any, numbers: dict[fx.Node, int]) -> str:
 
 def _state_line(entry: State) -> str:
     data = "" if entry.data is None else hashlib.sha256(_bytes(entry.data)).hexdigest()
-    return f"{entry.name}:{entry.kind}:{','.join(entry.aliases)}:{entry.persistent}:{_encode_value(entry.value)}:{data};"
+    copies = f":{len(entry.stages)}" if entry.stages else ""
+    return f"{entry.name}:{entry.kind}:{','.join(entry.aliases)}:{entry.persistent}:{_encode_value(entry.value)}:{data}{copies};"
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -28,6 +28,8 @@ from hgc.ir.value import Info, Value, info
 
 STATE = "state."
 BODIES = "bodies."
+RECEIVED = "received"
+"""Role of a pipeline stage's root placeholders that stand for values of earlier stages; their targets are names in ``Program.results``."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class State:
 
     ``aliases`` are further names of the same tensor (tied weights). ``data`` is kept for buffers and constants that no
     checkpoint holds (rotary frequencies); it is ``None`` for parameters and for what a state dict provides. ``rows``: the first
-    dim of ``value`` is padded, and only so many rows are the model's.
+    dim of ``value`` is padded, and only so many rows are the model's. ``stages``: the pipeline stages that hold a copy each, if
+    several do; a parameter's gradient is the sum over them.
     """
 
     name: str
@@ -56,6 +59,7 @@ class State:
     persistent: bool = True
     data: torch.Tensor | None = None
     rows: int | None = None
+    stages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class Program:
 
     ``mesh`` lists the mesh axes lowered so far with their sizes, major axis first; ``reference`` is the single-device program
     that the transforms started from, kept for the verifier; ``report`` lists assumptions and fallbacks in plain sentences.
-    ``assumptions`` are the relations between symbols that tracing relied on, beyond their ranges.
+    ``assumptions`` are the relations between symbols that tracing relied on, beyond their ranges. ``results`` is empty for a program
+    that computes a loss; for another pipeline stage it names the values it hands on, in the order of the root's outputs.
     """
 
     root: fx.GraphModule
@@ -84,6 +89,7 @@ class Program:
     reference: Program | None = None
     name: str = "Model"
     assumptions: tuple[sympy.Basic, ...] = ()
+    results: tuple[str, ...] = ()
 
     @property
     def bodies(self) -> dict[str, fx.GraphModule]:
@@ -108,11 +114,14 @@ class Program:
     def inputs(self) -> list[fx.Node]:
         return [n for n in self.root.graph.nodes if n.op == "placeholder"]
 
-    def output(self) -> fx.Node:
-        """The node that computes the loss."""
+    def outputs(self) -> tuple[fx.Node, ...]:
+        """The nodes whose values leave the root: the loss, or what a pipeline stage hands on (``results`` names them)."""
         (out,) = (n for n in self.root.graph.nodes if n.op == "output")
-        loss = out.args[0]
-        assert isinstance(loss, fx.Node)
+        return (out.args[0],) if isinstance(out.args[0], fx.Node) else tuple(out.args[0])  # type: ignore[arg-type]
+
+    def output(self) -> fx.Node:
+        """The node that computes the loss; of a program that has one."""
+        (loss,) = self.outputs()
         return loss
 
     def hints(self) -> dict[sympy.Symbol, int]:
@@ -125,14 +134,27 @@ class Program:
         for name, body in self.bodies.items():
             root.add_submodule(BODIES + name, copy_graph_module(body))
         return Program(
-            root, dict(self.symbols), dict(self.state), dict(self.mesh), list(self.report), self.reference, self.name, self.assumptions
+            root,
+            dict(self.symbols),
+            dict(self.state),
+            dict(self.mesh),
+            list(self.report),
+            self.reference,
+            self.name,
+            self.assumptions,
+            self.results,
         )
 
     def run(self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Execute node by node: the reference, for tests. ``state`` maps original names (or an alias) to tensors.
+        """The loss, executed node by node: the reference, for tests. ``state`` maps original names (or an alias) to tensors.
 
         Raises ``HgcError`` for inputs whose sizes the program was not traced for.
         """
+        (loss,) = self.run_all(inputs, state)
+        return loss
+
+    def run_all(self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The same for all values that leave the root: of a pipeline stage what it hands on; received values are inputs."""
         from hgc.ir.input_sizes import input_sizes
 
         if not self.mesh:
@@ -145,9 +167,8 @@ class Program:
             if entry.data is not None:
                 values.setdefault(entry.name, entry.data)
         with _creating_on(inputs):
-            loss = _Reference(self.root, values).run(*[inputs[str(n.target)] for n in self.inputs()])
-        assert isinstance(loss, torch.Tensor)
-        return loss
+            results = _Reference(self.root, values).run(*[inputs[str(n.target)] for n in self.inputs()])
+        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
     def __str__(self) -> str:
         from hgc.ir.printing import format_program

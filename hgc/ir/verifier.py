@@ -15,7 +15,7 @@ from torch import fx
 from hgc.errors import ShardingError, VerifyError
 from hgc.ir.derive import as_value, derive, found_placements, name_of
 from hgc.ir.meaning import check_meaning
-from hgc.ir.placement import Invariant, Placement
+from hgc.ir.placement import Invariant, Partial, Placement
 from hgc.ir.program import BODIES, STATE, Program
 from hgc.ir.rules import make_call
 from hgc.ir.rules.core import TO_THE_END, named_arguments, updated_arguments
@@ -26,7 +26,8 @@ from hgc.ir.value import Value, info, is_size
 def planning_hints(program: Program, ranks: int) -> dict[sympy.Symbol, int]:
     """A number for each size symbol that every axis of a mesh of ``ranks`` devices divides, and that nothing else is likely to equal."""
     primes = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
-    return {symbol: ranks * ranks * primes[i % len(primes)] for i, symbol in enumerate(program.symbols)}
+    even = 1 if ranks % 2 == 0 else 2  # a zigzag order cuts in two for each rank
+    return {symbol: even * ranks * ranks * primes[i % len(primes)] for i, symbol in enumerate(program.symbols)}
 
 
 def verify(program: Program) -> None:
@@ -188,9 +189,16 @@ def _verify_root(program: Program) -> None:
         elif node.op == "call_module":
             _verify_call(program, node)
     for axis in program.mesh:
-        loss = _values(program.output())[0].on(axis)
-        if loss != Invariant():
-            raise VerifyError(f"the loss is {loss} on axis {axis!r}, expected I: its parts are not summed")
+        for node in program.outputs():
+            _check_output(node, axis, _values(node)[0].on(axis), is_loss=not program.results)
+
+
+def _check_output(node: fx.Node, axis: str, found: Placement, is_loss: bool) -> None:
+    """The loss is summed; what a pipeline stage hands on may be sharded, but no other stage could add up summands."""
+    if is_loss and found != Invariant():
+        raise VerifyError(f"the loss is {found} on axis {axis!r}, expected I: its parts are not summed")
+    if found == Partial():
+        raise VerifyError(f"{node.name!r} leaves the stage as {found} on axis {axis!r}, expected S(d), I or R: it is not summed")
 
 
 def _verify_call(program: Program, node: fx.Node) -> None:

@@ -16,11 +16,11 @@ from torch import fx
 
 from hgc.errors import ShardingError
 from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard, is_whole
-from hgc.ir.program import BODIES, STATE, Program, copy_graph_module, new_root
+from hgc.ir.program import BODIES, RECEIVED, STATE, Program, copy_graph_module, new_root
 from hgc.ir.rules import Call, Case, cases, make_call, rule_for
 from hgc.ir.rules.core import overloads, updated_arguments
 from hgc.ir.sizes import SizeBuilder, rebuild_sizes
-from hgc.ir.value import Value, info, is_size, set_info
+from hgc.ir.value import Value, info, is_size, set_info, value
 from hgc.passes.sharding.kinds import Placements, settle_kinds
 from hgc.passes.sharding.layout import AxisLayout
 from hgc.passes.sharding.redistribute import operator_for, price
@@ -63,12 +63,21 @@ class _AxisLowering:
         root = self.program.root.graph
         for node in root.nodes:
             if node.op == "placeholder":
-                self._record(node, self.layout.inputs.get(node.name, Invariant()))
+                self._record(node, self._received(node) if info(node).role == RECEIVED else self.layout.inputs.get(node.name, Invariant()))
             elif node.op == "get_attr":
                 self._record(node, self._state_placement(node))
             elif node.op == "call_module":
                 self._call(node)
         return self._finish(root)
+
+    def _received(self, node: fx.Node) -> Placement:
+        """What comes from another pipeline stage lives where a block of this stage would have left it."""
+        found = value(node)
+        for dim, size in enumerate(found.shape):
+            if size.free_symbols & self.layout.divided:
+                return Shard(dim)
+        dim = sequence_dim(self.layout, found, self.mesh, self.hints)
+        return Invariant() if dim is None else Shard(dim)
 
     def _state_placement(self, node: fx.Node) -> Placement:
         value = info(node).value
@@ -110,8 +119,8 @@ class _AxisLowering:
 
     def _finish(self, root: fx.Graph) -> Program:
         program = self.program
-        loss = self.placed[program.output()]
-        if loss != Invariant():
+        if not program.results and self.placed[program.output()] != Invariant():
+            loss = self.placed[program.output()]
             raise ShardingError(f"the loss is {loss} on axis {self.layout.axis!r}; it must leave the program invariant")
         graph_module = new_root(root, program.state, self.bodies)
         state = {
@@ -119,7 +128,7 @@ class _AxisLowering:
         }
         report = [*program.report, *dict.fromkeys(self.report)]
         assumptions = (*program.assumptions, *(a for a in self._multiples() if a not in program.assumptions))
-        return Program(graph_module, program.symbols, state, self.mesh, report, program.reference, program.name, assumptions)
+        return replace(program, root=graph_module, state=state, mesh=self.mesh, report=report, assumptions=assumptions)
 
     def _multiples(self) -> tuple[sympy.Basic, ...]:
         """Sizes other than the batch that the axis splits inside the program; inputs themselves are checked where they are cut."""
@@ -197,7 +206,8 @@ class _BodyLowering:
     def _place(self, node: fx.Node) -> None:
         call = self._make_call(node)
         updated = updated_arguments(node)
-        best = min(cases(call), key=lambda case: self._cost(call, case, updated), default=None)
+        offered = (case for case in cases(call) if not case.method or case.method in self.layout.methods)
+        best = min(offered, key=lambda case: self._cost(call, case, updated), default=None)
         if best is None or math.isinf(self._cost(call, best, updated)):
             found = ", ".join(f"{o.node.name} is {o.found}" for o in call.operands)
             raise ShardingError(f"no rule places {node.name!r} ({node.target}) on axis {self.layout.axis!r}: {found}")
@@ -218,12 +228,20 @@ class _BodyLowering:
             if operand.found != wanted and operand.node in updated:
                 return math.inf
             total += self._price(operand.node, operand.found, wanted, self._bytes(operand.shape, operand.dtype.itemsize))
+            if is_whole(operand.found) and self._is_astray(operand.shape, wanted):
+                total += self._bytes(operand.shape, operand.dtype.itemsize) * 2 * _REDUNDANT  # cutting it so would save nothing
         for shape, placement in zip(call.outputs, case.outputs, strict=True):
-            over_batch = [bool(size.free_symbols & self.layout.divided) for size in shape]
-            if any(over_batch) and not isinstance(placement, Partial):
-                astray = isinstance(placement, Shard) and not over_batch[placement.dim]
+            if any(map(self._is_divided, shape)) and not isinstance(placement, Partial):
+                astray = self._is_astray(shape, placement)
                 total += self._bytes(shape, 4) * (_REDUNDANT if is_whole(placement) else _ASTRAY if astray else 0.0)
         return total
+
+    def _is_divided(self, size: sympy.Expr) -> bool:
+        return bool(size.free_symbols & self.layout.divided)
+
+    def _is_astray(self, shape: tuple[sympy.Expr, ...], placement: Placement) -> bool:
+        """Split along another dim than those that the axis is there to divide?"""
+        return isinstance(placement, Shard) and any(map(self._is_divided, shape)) and not self._is_divided(shape[placement.dim])
 
     def _price(self, node: fx.Node, found: Placement, wanted: Placement, size_bytes: float) -> float:
         if found == wanted:
@@ -239,13 +257,8 @@ class _BodyLowering:
 
     def _scatter_dim(self, node: fx.Node) -> int | None:
         """Sequence parallelism scatters partial sums of 3-D activations along the sequence."""
-        dim = self.layout.sequence_dim
-        value = info(node).value
-        if dim is None or not isinstance(value, Value) or len(value.shape) != 3 or not value.requires_grad:
-            return None
-        before = {axis: size for axis, size in self.mesh.items() if axis != self.layout.axis}
-        length = int(value.local_shape(before)[dim].subs(self.hints))
-        return dim if length % self.layout.size == 0 and length >= self.layout.size else None
+        found = info(node).value
+        return sequence_dim(self.layout, found, self.mesh, self.hints) if isinstance(found, Value) else None
 
     def _move(self, node: fx.Node, wanted: Placement, user: fx.Node) -> fx.Node:
         """The node's value under another placement, made once."""
@@ -315,6 +328,16 @@ class _BodyLowering:
                 self.outputs = tuple(self._found(n) for n in results if isinstance(n, fx.Node))
             elif not is_size(node):
                 _record(node, self.layout.axis, self.placements[node])
+
+
+def sequence_dim(layout: AxisLayout, found: Value, mesh: Mapping[str, int], hints: Hints) -> int | None:
+    """The dim along which the axis splits an activation between blocks, or None if it leaves it whole."""
+    dim = layout.sequence_dim
+    if dim is None or len(found.shape) != 3 or not found.requires_grad:
+        return None
+    before = {axis: size for axis, size in mesh.items() if axis != layout.axis}
+    length = int(found.local_shape(before)[dim].subs(hints))
+    return dim if length % layout.size == 0 and length >= layout.size else None
 
 
 def _record(node: fx.Node, axis: str, placement: Placement | tuple[Placement, ...]) -> None:

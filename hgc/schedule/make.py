@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from hgc import records
 from hgc.errors import PlanError
-from hgc.schedule.actions import Action, Schedule
+from hgc.schedule.actions import Action, Kind, Schedule
 from hgc.schedule.layout import Edge, Layout, chain, layout
 from hgc.schedule.timeline import Policy, Progress, orders
 
@@ -65,24 +66,36 @@ def _gpipe(wanted: Layout) -> Orders:
 
 
 def _backward_first(action: Action) -> tuple[int, ...]:
-    """Backward, then forward of late stages, then weights."""
-    return ("BIFW".index(action.kind), -action.stage, action.micro_batch)
+    """Backward, then forward; late stages first."""
+    return ("BF".index(action.kind), -action.stage, action.micro_batch)
 
 
 def _1f1b(wanted: Layout) -> Orders:
     def allows(stage: int, progress: Progress) -> bool:
-        return progress.ahead(stage, "B") < wanted.depths[stage]
+        return progress.ahead(stage) < wanted.depths[stage]
 
-    return orders(wanted, Policy(False, allows, _backward_first))
+    return orders(wanted, Policy(allows, _backward_first))
 
 
 def _zb_h1(wanted: Layout) -> Orders:
-    most = max(wanted.depths)
+    """1F1B in which backwards of weights come later, the more the fewer stages follow, so that all hold as much as the first stage."""
+    delays = [max(wanted.depths) - depth for depth in wanted.depths]
+    return [_weights_later(actions, delays) for actions in _1f1b(wanted)]
 
-    def allows(stage: int, progress: Progress) -> bool:
-        return progress.ahead(stage, "B") < wanted.depths[stage] and progress.ahead(stage, "W") < most
 
-    return orders(wanted, Policy(True, allows, _backward_first))
+def _weights_later(actions: Iterable[Action], delays: Sequence[int]) -> list[Action]:
+    found: list[Action] = []
+    waiting: list[Action] = []
+    for action in actions:
+        if action.kind != "B":
+            found.append(action)
+            continue
+        found.append(Action(action.stage, "I", action.micro_batch))
+        waiting.append(Action(action.stage, "W", action.micro_batch))
+        due = [each for each in waiting if each.stage == action.stage and each.micro_batch + delays[each.stage] <= action.micro_batch]
+        found += due
+        waiting = [each for each in waiting if each not in due]
+    return found + waiting
 
 
 # -- several stages on each place -------------------------------------------------------------------------------------------------------
@@ -129,13 +142,13 @@ def _depth_first(wanted: Layout) -> Orders:
     group_of = {batch: number for number, group in enumerate(_groups(wanted)) for batch in group}
 
     def allows(stage: int, progress: Progress) -> bool:
-        return all(sum(progress.ahead(other, "B") for other in wanted.hosted[p]) < limits[p] for p in wanted.places_of[stage])
+        return all(sum(progress.ahead(other) for other in wanted.hosted[p]) < limits[p] for p in wanted.places_of[stage])
 
     def priority(action: Action) -> tuple[int, ...]:
         stage = action.stage if action.kind == "F" else -action.stage
         return ("BF".index(action.kind), group_of[action.micro_batch], stage, action.micro_batch)
 
-    return orders(wanted, Policy(False, allows, priority))
+    return orders(wanted, Policy(allows, priority))
 
 
 def _zbv(wanted: Layout) -> Orders:
@@ -147,12 +160,26 @@ def _zbv(wanted: Layout) -> Orders:
             "lay the stages out so, or take zb-h1"
         )
 
-    def allows(stage: int, progress: Progress) -> bool:
-        (place,) = wanted.places_of[stage]
-        held = sum(progress.ahead(other, "W") for other in wanted.hosted[place])
-        return held < 2 * count and progress.ahead(stage, "B") < wanted.depths[stage]
+    return [_phases(first, second, count, wanted.micro_batches) for first, second in wanted.hosted]
 
-    return orders(wanted, Policy(True, allows, _backward_first))
+
+def _phases(first: int, second: int, places: int, micro_batches: int) -> list[Action]:
+    """Forwards until the last stage is reached, forward and backward of both stages in turn, then the backwards that are left."""
+    batches = max(micro_batches, 2 * places - 1)  # a shorter step is a longer one without its last micro-batches
+    later = places - first
+    kinds: list[tuple[int, Kind]] = [(first, "F")] * (2 * later - 1) + [(second, "F"), (first, "F")] * first
+    kinds += [(second, "F"), (second, "I"), (second, "W")] * later
+    for _ in range(batches - places):
+        kinds += [(first, "F")] if kinds.count((first, "F")) < batches else []
+        kinds += [(first, "I"), (first, "W"), (second, "F"), (second, "I"), (second, "W")]
+    kinds += [(first, "I"), (second, "I")] * first + [(first, "I"), (first, "W")] * later
+    kinds += [(second, "W")] * first + [(first, "W")] * first
+    numbers = Counter[tuple[int, Kind]]()
+    actions = []
+    for stage, kind in kinds:
+        actions.append(Action(stage, kind, numbers[stage, kind]))
+        numbers[stage, kind] += 1
+    return [action for action in actions if action.micro_batch < micro_batches]
 
 
 ORDERS: dict[str, Callable[[Layout], Orders]] = {

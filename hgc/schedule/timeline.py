@@ -9,35 +9,33 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hgc.schedule.actions import Action, Kind
+from hgc.schedule.actions import Action
 from hgc.schedule.layout import Layout
 
-UNITS: dict[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
+UNITS = {"F": 1, "B": 2}
 
 
 @dataclass
 class Progress:
-    """How many micro-batches each stage has started and ended, by kind (``B`` stands for ``I`` too)."""
+    """How many micro-batches each stage has started and ended, forward and backward."""
 
     stages: int
     started: dict[str, list[int]] = field(init=False)
     ended: dict[str, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started = {kind: [0] * self.stages for kind in "FBW"}
-        self.ended = {kind: [0] * self.stages for kind in "FBW"}
+        self.started = {kind: [0] * self.stages for kind in "FB"}
+        self.ended = {kind: [0] * self.stages for kind in "FB"}
 
-    def ahead(self, stage: int, of: str) -> int:
-        """Forwards that have started and whose backward (``"B"``), or weights' backward (``"W"``), has not ended."""
-        return self.started["F"][stage] - self.ended[of][stage]
+    def ahead(self, stage: int) -> int:
+        """Forwards that have started and whose backward has not ended."""
+        return self.started["F"][stage] - self.ended["B"][stage]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """``split``: backward is ``I`` and ``W``. ``allows(stage, progress)``: may the stage start a forward; lifted where all would wait
-    for ever. ``priority``: the lowest starts first."""
+    """``allows(stage, progress)``: may the stage start a forward; lifted where all would wait for ever. ``priority``: the lowest first."""
 
-    split: bool
     allows: Callable[[int, Progress], bool]
     priority: Callable[[Action], tuple[int, ...]]
 
@@ -66,13 +64,13 @@ def _started(layout: Layout, policy: Policy) -> Iterator[Action]:
             count += 1
             heapq.heappush(running, (now + UNITS[action.kind], count, action))
             busy.update(layout.places_of[action.stage])
-            progress.started[_counter(action.kind)][action.stage] += 1
+            progress.started[action.kind][action.stage] += 1
             yield action
         now = running[0][0]
         while running and running[0][0] == now:
             action = heapq.heappop(running)[2]
             busy.difference_update(layout.places_of[action.stage])
-            progress.ended[_counter(action.kind)][action.stage] += 1
+            progress.ended[action.kind][action.stage] += 1
 
 
 def _choose(layout: Layout, policy: Policy, progress: Progress, busy: set[int], *, strict: bool) -> list[Action]:
@@ -90,15 +88,9 @@ def _choose(layout: Layout, policy: Policy, progress: Progress, busy: set[int], 
 
 def _ready(layout: Layout, policy: Policy, progress: Progress, stage: int, strict: bool) -> Iterator[Action]:
     started, ended = progress.started, progress.ended
-    forward, backward, weights = (started[kind][stage] for kind in "FBW")
+    forward, backward = started["F"][stage], started["B"][stage]
     arrived = all(ended["F"][other] > forward for other in layout.before[stage])
     if forward < layout.micro_batches and arrived and (not strict or policy.allows(stage, progress)):
         yield Action(stage, "F", forward)
     if backward < ended["F"][stage] and all(ended["B"][other] > backward for other in layout.after[stage]):
-        yield Action(stage, "I" if policy.split else "B", backward)
-    if policy.split and weights < ended["B"][stage]:
-        yield Action(stage, "W", weights)
-
-
-def _counter(kind: Kind) -> str:
-    return "B" if kind == "I" else kind
+        yield Action(stage, "B", backward)

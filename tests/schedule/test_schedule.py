@@ -194,7 +194,7 @@ class FakeStage:
     def __init__(self, index: int, rank: int, places: int, stages: int) -> None:
         self.stage_index, self.group_rank, self.group_size, self.num_stages = index, rank, places, stages
         self.is_first, self.is_last = index == 0, index == stages - 1
-        self.has_backward, self.device = True, "cpu"
+        self.has_backward, self.device, self.submod = True, "cpu", None
         self.stage_index_to_group_rank = {stage: stage % places for stage in range(stages)}
 
 
@@ -227,6 +227,15 @@ def test_interleaved_as_in_torch(places: int, virtual: int, micro_batches: int) 
     schedule = make("interleaved", line(places, virtual), micro_batches)
     stages: Any = [FakeStage(index, 0, places, places * virtual) for index in range(0, places * virtual, places)]
     order = torch_schedules.ScheduleInterleaved1F1B(stages, micro_batches).pipeline_order
+    for rank in range(places):
+        assert ours(schedule, rank) == computed(order[rank])
+
+
+@pytest.mark.parametrize(("places", "micro_batches"), [(2, 3), (2, 8), (4, 7), (4, 16), (4, 2), (3, 9)])
+def test_zbv_as_in_torch(places: int, micro_batches: int) -> None:
+    stages: Any = [FakeStage(index, 0, places, 2 * places) for index in (0, 2 * places - 1)]
+    order = torch_schedules.ScheduleZBVZeroBubble(stages, micro_batches).pipeline_order
+    schedule = make("zbv", there_and_back(places), micro_batches)
     for rank in range(places):
         assert ours(schedule, rank) == computed(order[rank])
 

@@ -1,0 +1,7 @@
+"""Discrete-event simulation of a plan: step time, where it goes, memory, and a timeline; see docs/design/simulator.md."""
+
+from hgc.backends.simulator.engine import play
+from hgc.backends.simulator.timeline import Axis, Event, Parts, Timeline
+from hgc.backends.simulator.work import Meeting, Message, Step, Work
+
+__all__ = ["Axis", "Event", "Meeting", "Message", "Parts", "Step", "Timeline", "Work", "play"]

@@ -167,13 +167,22 @@ def _phases(first: int, second: int, places: int, micro_batches: int) -> list[Ac
     """Forwards until the last stage is reached, forward and backward of both stages in turn, then the backwards that are left."""
     batches = max(micro_batches, 2 * places - 1)  # a shorter step is a longer one without its last micro-batches
     later = places - first
-    kinds: list[tuple[int, Kind]] = [(first, "F")] * (2 * later - 1) + [(second, "F"), (first, "F")] * first
-    kinds += [(second, "F"), (second, "I"), (second, "W")] * later
-    for _ in range(batches - places):
-        kinds += [(first, "F")] if kinds.count((first, "F")) < batches else []
-        kinds += [(first, "I"), (first, "W"), (second, "F"), (second, "I"), (second, "W")]
-    kinds += [(first, "I"), (second, "I")] * first + [(first, "I"), (first, "W")] * later
-    kinds += [(second, "W")] * first + [(first, "W")] * first
+    kinds: list[tuple[int, Kind]] = []
+
+    def take(times: int, *phase: tuple[int, Kind]) -> None:
+        kinds.extend(phase * times)
+
+    take(2 * later - 1, (first, "F"))
+    take(first, (second, "F"), (first, "F"))
+    take(later, (second, "F"), (second, "I"), (second, "W"))
+    backwards: tuple[tuple[int, Kind], ...] = ((first, "I"), (first, "W"), (second, "F"), (second, "I"), (second, "W"))
+    unstarted = batches - kinds.count((first, "F"))
+    take(unstarted, (first, "F"), *backwards)
+    take(batches - places - unstarted, *backwards)
+    take(first, (first, "I"), (second, "I"))
+    take(later, (first, "I"), (first, "W"))
+    take(first, (second, "W"))
+    take(first, (first, "W"))
     numbers = Counter[tuple[int, Kind]]()
     actions = []
     for stage, kind in kinds:

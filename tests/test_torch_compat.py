@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hgc import _torch_compat as compat
-from tests.distributed.threads import run_ranks
+from hgc.backends.parity.threads import run_ranks
 
 
 def on_world(use: object) -> list[Tensor]:

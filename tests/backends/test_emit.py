@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from hgc import runtime
+from hgc.backends.parity.threads import run_ranks
 from hgc.backends.torchrun import emit, load_model, staged, write
 from hgc.compiler import distribute
 from hgc.errors import ArtifactError
@@ -23,7 +24,6 @@ from hgc.plan import Plan
 from hgc.strategy import Strategy
 from hgc.tracing import empty_weights, trace
 from tests.backends.emitted import run_both, state_of, without_alignment
-from tests.distributed.threads import run_ranks
 from tests.families import FAMILIES, llama
 
 GOLDEN = Path(__file__).parent / "golden" / "llama_dp2_tp2.txt"

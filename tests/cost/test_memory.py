@@ -11,13 +11,13 @@ import torch
 
 from hgc import runtime as rt
 from hgc.backends import torchrun
+from hgc.backends.parity.threads import run_ranks
 from hgc.cost.memory import Memory, memory
 from hgc.cost.symbolic import Formulas, exact, largest
 from hgc.errors import HgcError
 from hgc.ir.program import Program
 from hgc.plan import Plan
 from tests.cost.small import FAMILIES, costs, lowered, lowered_costs, state_of, traced
-from tests.distributed.threads import run_ranks
 
 
 def allocated(family: str, program: Program, plan: Plan, folder: Path) -> list[dict[str, int]]:

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from hgc.backends.parity.case import precision, to_dtype
+from hgc.backends.parity.threads import mesh_groups, run_ranks
 from hgc.ir import ops
-from hgc.ir.ops.layout import take
+from hgc.ir.ops.layout import order_of, take
 from hgc.ir.placement import Placement, Replicated, Shard, is_whole
 from hgc.ir.program import Program
 from hgc.ir.value import Value, info
-from tests.distributed.threads import mesh_groups, run_ranks
 
 
 def local_part(tensor: Tensor, value: Value, coordinates: Mapping[str, int], mesh: Mapping[str, int]) -> Tensor:
     """The rank's part of a whole tensor."""
     for axis, placement in value.placements:
         if isinstance(placement, Shard):
-            tensor = take(tensor, placement.dim, coordinates[axis], mesh[axis], placement.parts)
+            tensor = take(tensor, placement.dim, coordinates[axis], mesh[axis], order_of(placement))
     return tensor.detach().clone()
 
 

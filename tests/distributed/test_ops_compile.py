@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hgc.backends.parity.threads import mesh_groups
 from hgc.ir import ops
 from tests.distributed.processes import run_processes
-from tests.distributed.threads import mesh_groups
 
 
 def block(x: Tensor, w: Tensor, v: Tensor, target: Tensor) -> Tensor:

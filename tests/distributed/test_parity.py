@@ -12,9 +12,9 @@ from hgc.backends import torchrun
 from hgc.backends.parity import reference
 from hgc.backends.parity.case import Case, Outcome, without_dropout
 from hgc.backends.parity.compare import compare
+from hgc.backends.parity.threads import run_ranks
 from hgc.backends.parity.verify import first_step_in_float64, make_case
 from hgc.backends.parity.worker import run_rank
-from tests.distributed.threads import run_ranks
 from tests.families import FAMILIES, STRATEGIES
 
 STEPS = 10

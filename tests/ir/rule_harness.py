@@ -14,16 +14,16 @@ import sympy
 import torch
 from torch import Tensor, fx
 
+from hgc.backends.parity.threads import mesh_groups, run_ranks
 from hgc.errors import ShardingError
 from hgc.ir import ops
 from hgc.ir.derive import derive, found_placements
-from hgc.ir.ops.layout import Parts, check_divides, join, take
-from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard, is_whole
+from hgc.ir.ops.layout import Order, Zigzag, check_divides, join, take
+from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard, is_whole, zigzag, zigzag_runs
 from hgc.ir.rules import Case, cases, make_call, named_arguments
 from hgc.ir.rules.collectives import COLLECTIVES, transition
 from hgc.ir.sizes import rebuild_sizes
 from hgc.ir.value import Info, Value, info, set_info
-from tests.distributed.threads import mesh_groups, run_ranks
 
 Layout: TypeAlias = tuple[Placement, ...]
 """One placement for each axis of the mesh, major first."""
@@ -168,7 +168,10 @@ def joined(locals_: Sequence[Tensor], layout: Layout, mesh: Sequence[int], hints
     return parts[0]
 
 
-def parts_of(shard: Shard, hints: Mapping[sympy.Symbol, int]) -> Parts:
+def parts_of(shard: Shard, hints: Mapping[sympy.Symbol, int]) -> Order:
+    runs = zigzag_runs(shard.parts)
+    if runs is not None:
+        return Zigzag(int(runs.subs(hints)))
     return int(shard.parts.subs(hints)) if isinstance(shard.parts, sympy.Expr) else shard.parts
 
 
@@ -260,14 +263,14 @@ def _finds(single: Single, proof: Proof, axis: str, mesh: Mesh) -> Iterator[dict
 def _strided(shape: Sequence[int], ranks: int, sample: Sample) -> Iterator[Shard]:
     for dim, length in enumerate(shape):
         own = [s.parts for s in sample.found if s.dim == dim]
-        for parts in (2, 3, (ranks, length - ranks), (ranks, ranks, length - 2 * ranks), *own):
+        for parts in (2, 3, zigzag(1), zigzag(2), (ranks, length - ranks), (ranks, ranks, length - 2 * ranks), *own):
             number = parts_of(Shard(dim, parts), sample.hints)
             positive = min(number) > 0 if isinstance(number, tuple) else length > 0
             if positive and _divides(length, ranks, dim, number):
                 yield Shard(dim, parts)
 
 
-def _divides(length: int, ranks: int, dim: int, parts: Parts) -> bool:
+def _divides(length: int, ranks: int, dim: int, parts: Order) -> bool:
     try:
         check_divides(length, ranks, dim, parts)
     except ShardingError:

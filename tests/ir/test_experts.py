@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
+from hgc.backends.parity.threads import mesh_groups, run_ranks
 from hgc.errors import ShardingError
 from hgc.ir import ops
 from hgc.ir.derive import derive
@@ -20,7 +21,6 @@ from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard, p
 from hgc.ir.rules import Case, cases, make_call
 from hgc.ir.rules.by_expert import is_by_expert, is_order, order_of, rows_of, tokens_of
 from hgc.ir.value import Info, Value, set_info
-from tests.distributed.threads import mesh_groups, run_ranks
 
 TOKENS, WIDTH, EXPERTS, CHOICES = 8, 4, 3, 2
 B = sympy.Symbol("B", integer=True, positive=True)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hgc.backends.parity.threads import mesh_groups, run_ranks
 from hgc.errors import ShardingError
 from hgc.ir import ops
 from hgc.ir.ops.layout import Parts, join, rank_major, take
 from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard
-from tests.distributed.threads import mesh_groups, run_ranks
 
 Op = Callable[[Tensor], Tensor]
 

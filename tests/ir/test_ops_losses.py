@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hgc.backends.parity.threads import mesh_groups, run_ranks
 from hgc.errors import ShardingError
 from hgc.ir import ops
-from tests.distributed.threads import mesh_groups, run_ranks
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hgc.backends.parity.threads import mesh_groups, run_ranks
 from hgc.ir import ops
-from tests.distributed.threads import mesh_groups, run_ranks
 
 
 @pytest.mark.parametrize("mesh", [{"dp": 3}, {"dp": 2, "sp": 2}])

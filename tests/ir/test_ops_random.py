@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from hgc.backends.parity.threads import mesh_groups, run_ranks
 from hgc.ir import ops
 from hgc.ir.ops import random
-from tests.distributed.threads import mesh_groups, run_ranks
 
 
 def test_one_device_is_torch_bit_for_bit() -> None:

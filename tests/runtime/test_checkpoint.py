@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hgc import runtime as rt
+from hgc.backends.parity.threads import run_ranks
 from hgc.errors import ArtifactError
 from hgc.ir.ops.random import get_state, manual_seed
 from hgc.runtime import checkpoint
-from tests.distributed.threads import run_ranks
 from tests.runtime.programs import Model, batch, plan, reference, whole_state
 
 Plan = tuple[int, int, int]

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from hgc import runtime as rt
+from hgc.backends.parity.threads import run_ranks
 from hgc.errors import PlanError
 from hgc.runtime.mesh import pick_device, start
-from tests.distributed.threads import run_ranks
 
 PLAN = rt.PlanInfo({"pp": 2, "dp": 2, "tp": 2}, {}, data_axes=("dp",))
 CPU = torch.device("cpu")

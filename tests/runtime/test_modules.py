@@ -98,7 +98,7 @@ def test_contradictions_are_refused() -> None:
         _One().parameter("v", (4,), tp="S(1)")
     with pytest.raises(PlanError, match="no size may shrink"):
         _One().parameter("v", (4,), pad_to=(3,))
-    with pytest.raises(PlanError, match="zero=2"):
-        rt.PlanInfo({"dp": 2}, {}, zero=2)
+    with pytest.raises(PlanError, match="zero=4"):
+        rt.PlanInfo({"dp": 2}, {}, zero=4)
     with pytest.raises(PlanError, match="data axis 'tp'"):
         rt.PlanInfo({"dp": 2}, {}, data_axes=("tp",))

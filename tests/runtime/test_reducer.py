@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hgc.backends.parity.threads import run_ranks
 from hgc.ir.ops.groups import describe
 from hgc.runtime.reducer import Reducer
-from tests.distributed.threads import run_ranks
 
 RANKS = 3
 

@@ -10,12 +10,26 @@ import torch
 from torch import Tensor
 
 from hgc import runtime as rt
+from hgc.backends.parity.threads import run_ranks
 from hgc.errors import ArtifactError, PlanError
 from hgc.ir import ops
-from tests.distributed.threads import run_ranks
 from tests.runtime.programs import Model, batch, plan, reference, whole_state
 
-PLANS = [(1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (4, 1, 0), (2, 1, 3), (2, 2, 3), (3, 1, 3), (1, 2, 3)]
+PLANS = [
+    (1, 1, 0),
+    (2, 1, 0),
+    (1, 2, 0),
+    (2, 2, 0),
+    (4, 1, 0),
+    (2, 1, 3),
+    (2, 2, 3),
+    (3, 1, 3),
+    (1, 2, 3),
+    (2, 2, 1),
+    (3, 1, 1),
+    (2, 2, 2),
+    (4, 1, 2),
+]
 ROWS = 12
 STATE = whole_state(reference())
 Result = TypeVar("Result")
@@ -68,7 +82,7 @@ def on_ranks(chosen: tuple[int, int, int], use: Callable[[rt.Trainer], Result], 
     return run_ranks(chosen[0] * chosen[1], lambda rank: use(rt.Trainer(Model, plan(*chosen), **given)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("chosen", [(1, 1, 0), (2, 2, 0), (2, 2, 3)])
+@pytest.mark.parametrize("chosen", [(1, 1, 0), (2, 2, 0), (2, 2, 1), (2, 1, 2), (2, 2, 3)])
 def test_micro_batches_give_the_mean(chosen: tuple[int, int, int]) -> None:
     def use(trainer: rt.Trainer) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
         return trainer.step(batch(0, ROWS)), trainer.full_gradients(), trainer.loss(batch(0, ROWS))
@@ -80,7 +94,7 @@ def test_micro_batches_give_the_mean(chosen: tuple[int, int, int]) -> None:
             torch.testing.assert_close(got_gradients[name], gradient, msg=name) if gradient is not None else None
 
 
-@pytest.mark.parametrize("chosen", [(2, 2, 0), (2, 2, 3)])
+@pytest.mark.parametrize("chosen", [(2, 2, 0), (2, 1, 1), (2, 1, 2), (2, 2, 3)])
 def test_gradients_add_up_until_they_are_cleared(chosen: tuple[int, int, int]) -> None:
     def use(trainer: rt.Trainer) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
         trainer.step(batch(0, ROWS))
@@ -131,7 +145,7 @@ def test_mixed_precision_keeps_parameters_and_gradients_in_float32(chosen: tuple
         return loss, dtypes, trainer.full_gradients()
 
     loss, want, _ = train_reference(1, 1e9)[0]
-    for got, dtypes, gradients in on_ranks(chosen, use, dtype=torch.float32, compute_dtype=torch.bfloat16):
+    for got, dtypes, gradients in on_ranks(chosen, use, dtype=None, precision=rt.Precision(compute="bfloat16", parameters="float32")):
         assert dtypes == {torch.float32}
         assert 0 < abs(got.item() - loss.item()) < 0.02
         largest = max(float(g.abs().max()) for g in want.values() if g is not None)

@@ -132,13 +132,14 @@ def grid_sampler(d: Draw, target: Any) -> Sample:
 
 @sample(attention_op)
 def attention(d: Draw, target: Any) -> Sample:
-    batch, groups, length = d.size(), d.pick(1, d.ranks), 4
+    batch, groups, length = d.size(), d.pick(1, d.ranks), d.pick(4, 2 * d.ranks, 2 * d.ranks)
+    columns = d.pick(length, length, 2 * length)
     heads = groups * d.pick(1, 2, d.ranks)
-    q, k, v = d.real(batch, heads, length, 3), d.real(batch, groups, length, 3), d.real(batch, groups, length, 2)
-    shape = [d.pick(1, batch), d.pick(1, heads), length, length]
+    q, k, v = d.real(batch, heads, length, 3), d.real(batch, groups, columns, 3), d.real(batch, groups, columns, 2)
+    shape = [d.pick(1, batch), d.pick(1, heads), length, columns]
     bias = d.pick(None, d.real(*shape), d.real(*shape[d.pick(1, 2) :], grad=False))
     if d.some(4):
-        bias = d.flags(*shape) | torch.eye(length, dtype=torch.bool)  # no row without a column to attend to
+        bias = d.flags(*shape) | torch.eye(length, columns, dtype=torch.bool)  # no row without a column to attend to
     sinks = d.real(heads) if d.some(3) else None
     softcap, window, causal = d.pick(0.0, 0.0, 2.0), d.pick(0, 2), d.some()
     random = ("ax",) if d.some(4) else ()

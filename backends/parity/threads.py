@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: quick tests of distributed code, with numbers."""
+"""Ranks as threads of one process: real numbers without starting processes, about twenty times quicker."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Program:
     def outputs(self) -> tuple[fx.Node, ...]:
         """The nodes whose values leave the root: the loss, or what a pipeline stage hands on (``results`` names them)."""
         (out,) = (n for n in self.root.graph.nodes if n.op == "output")
-        return (out.args[0],) if isinstance(out.args[0], fx.Node) else tuple(out.args[0])  # type: ignore[arg-type]
+        return (out.args[0],) if isinstance(out.args[0], fx.Node) else tuple(out.args[0])
 
     def output(self) -> fx.Node:
         """The node that computes the loss; of a program that has one."""

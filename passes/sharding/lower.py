@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import sympy
 from torch import fx
 
 from hgc.errors import ShardingError
-from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard, is_whole
+from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard, is_whole, zigzag, zigzag_runs
 from hgc.ir.program import BODIES, RECEIVED, STATE, Program, copy_graph_module, new_root
 from hgc.ir.rules import Call, Case, cases, make_call, rule_for
 from hgc.ir.rules.core import overloads, updated_arguments
@@ -63,21 +63,17 @@ class _AxisLowering:
         root = self.program.root.graph
         for node in root.nodes:
             if node.op == "placeholder":
-                self._record(node, self._received(node) if info(node).role == RECEIVED else self.layout.inputs.get(node.name, Invariant()))
+                self._record(node, self._input(node))
             elif node.op == "get_attr":
                 self._record(node, self._state_placement(node))
             elif node.op == "call_module":
                 self._call(node)
         return self._finish(root)
 
-    def _received(self, node: fx.Node) -> Placement:
-        """What comes from another pipeline stage lives where a block of this stage would have left it."""
-        found = value(node)
-        for dim, size in enumerate(found.shape):
-            if size.free_symbols & self.layout.divided:
-                return Shard(dim)
-        dim = sequence_dim(self.layout, found, self.mesh, self.hints)
-        return Invariant() if dim is None else Shard(dim)
+    def _input(self, node: fx.Node) -> Placement:
+        """Inputs live where the layout says; what comes from another stage lives where a block of this one would have left it."""
+        dim = sequence_dim(self.layout, value(node), self.mesh, self.hints) if info(node).role == RECEIVED else None
+        return self.layout.inputs.get(node.name, Invariant() if dim is None else Shard(dim))
 
     def _state_placement(self, node: fx.Node) -> Placement:
         value = info(node).value
@@ -206,8 +202,7 @@ class _BodyLowering:
     def _place(self, node: fx.Node) -> None:
         call = self._make_call(node)
         updated = updated_arguments(node)
-        offered = (case for case in cases(call) if not case.method or case.method in self.layout.methods)
-        best = min(offered, key=lambda case: self._cost(call, case, updated), default=None)
+        best = min(self._offered(call), key=lambda case: self._cost(call, case, updated), default=None)
         if best is None or math.isinf(self._cost(call, best, updated)):
             found = ", ".join(f"{o.node.name} is {o.found}" for o in call.operands)
             raise ShardingError(f"no rule places {node.name!r} ({node.target}) on axis {self.layout.axis!r}: {found}")
@@ -222,6 +217,18 @@ class _BodyLowering:
         if call.operands and all(operand.node in self.stationary for operand in call.operands):
             self.stationary.add(node)
 
+    def _offered(self, call: Call) -> Iterator[Case]:
+        """Cases that the layout allows; on a zigzag axis also those of whole operands that could be cut in that order."""
+        calls = [call]
+        if self.layout.zigzag:
+            for operand in call.operands:
+                for dim in range(operand.rank):
+                    if is_whole(operand.found) and self._is_divided(operand.shape[dim]):
+                        cut = replace(operand, found=Shard(dim, zigzag(1)))
+                        calls.append(call.seeing(cut))
+        for each in calls:
+            yield from (case for case in cases(each) if not case.method or case.method in self.layout.methods)
+
     def _cost(self, call: Call, case: Case, updated: list[fx.Node]) -> float:
         total = 0.0
         for operand, wanted in zip(call.operands, case.inputs, strict=True):
@@ -231,6 +238,8 @@ class _BodyLowering:
             if is_whole(operand.found) and self._is_astray(operand.shape, wanted):
                 total += self._bytes(operand.shape, operand.dtype.itemsize) * 2 * _REDUNDANT  # cutting it so would save nothing
         for shape, placement in zip(call.outputs, case.outputs, strict=True):
+            if self.layout.divided and isinstance(placement, Partial) and not any(isinstance(o.found, Partial) for o in call.operands):
+                total += self._bytes(shape, 4) * 2  # new summands, which somebody must sum
             if any(map(self._is_divided, shape)) and not isinstance(placement, Partial):
                 astray = self._is_astray(shape, placement)
                 total += self._bytes(shape, 4) * (_REDUNDANT if is_whole(placement) else _ASTRAY if astray else 0.0)
@@ -240,8 +249,10 @@ class _BodyLowering:
         return bool(size.free_symbols & self.layout.divided)
 
     def _is_astray(self, shape: tuple[sympy.Expr, ...], placement: Placement) -> bool:
-        """Split along another dim than those that the axis is there to divide?"""
-        return isinstance(placement, Shard) and any(map(self._is_divided, shape)) and not self._is_divided(shape[placement.dim])
+        """Split along another dim than those that the axis is there to divide, or in another order?"""
+        if not isinstance(placement, Shard) or not any(map(self._is_divided, shape)):
+            return False
+        return not self._is_divided(shape[placement.dim]) or (self.layout.zigzag and zigzag_runs(placement.parts) is None)
 
     def _price(self, node: fx.Node, found: Placement, wanted: Placement, size_bytes: float) -> float:
         if found == wanted:
@@ -314,7 +325,7 @@ class _BodyLowering:
         """What leaves a block: plain shards as they are, 3-D activations along the sequence if asked for, everything else whole."""
         found = self._found(node)
         if isinstance(found, Shard):
-            return found if found.is_plain else Invariant()
+            return found if found.is_plain or found.parts == zigzag(1) else Invariant()
         dim = self._scatter_dim(node)
         if dim is not None and found != Replicated() and node.op != "placeholder":
             return Shard(dim)

@@ -136,7 +136,7 @@ class _Cone:
 def _cone(graph: fx.Graph, indices: Sequence[int]) -> _Cone:
     (output,) = (node for node in graph.nodes if node.op == "output")
     nodes: set[fx.Node] = set()
-    waiting = [output.args[0][index] for index in indices]  # type: ignore[index, union-attr]
+    waiting = [output.args[0][index] for index in indices]
     while waiting:
         node = waiting.pop()
         assert isinstance(node, fx.Node)

@@ -1,6 +1,7 @@
 """What an emitted program imports: its classes, its groups, its training loop. See docs/design/runtime.md."""
 
 from hgc.ir import ops
+from hgc.plan import Precision
 from hgc.runtime.batches import Batch, BatchError, DataRequest, LocalBatch
 from hgc.runtime.cli import main
 from hgc.runtime.mesh import Mesh, pick_device, start
@@ -21,6 +22,7 @@ __all__ = [
     "Model",
     "Normal",
     "PlanInfo",
+    "Precision",
     "Symbol",
     "Trainer",
     "access",

@@ -314,7 +314,9 @@ def _prepared_state(
             value = torch.zeros((), dtype=dtype, device=parameter.device if on_device else "cpu")
             pieces[stored_name] = _replicated(value)
         else:
-            value = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            # as the optimizer would make it: a plan of another precision may have written it
+            own = parameter.dtype if dtype.is_floating_point else dtype
+            value = torch.zeros_like(parameter, dtype=own, requires_grad=False)
             pieces[stored_name] = Piece(value, entry.layout.shape, entry.held)
         optimizer.state[parameter][key] = value
     return pieces

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hgc.errors import ArtifactError, HgcError, PlanError
 from hgc.ir.ops.random import manual_seed
+from hgc.plan import Precision
 from hgc.runtime.batches import BatchError, DataRequest, check_ranges, open_source
 from hgc.runtime.checkpoint import check_target
 from hgc.runtime.modules import Model
@@ -23,7 +24,11 @@ from hgc.runtime.plan_info import PlanInfo
 from hgc.runtime.progress import Progress
 from hgc.runtime.trainer import Trainer
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+PRECISIONS = {
+    "float32": Precision(parameters="float32"),
+    "float64": Precision(parameters="float64"),
+    "bfloat16": Precision(compute="bfloat16", parameters="float32"),
+}
 # their updates look at whole parameters (norms, factors, one flat vector), which a share does not show
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
@@ -58,11 +63,11 @@ def parser(plan: PlanInfo) -> argparse.ArgumentParser:
     made.add_argument("--lr", type=float, default=3e-4, help="learning rate")
     made.add_argument("--weight-decay", type=float, default=None, help="the optimizer's own default if not given")
     made.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient, 0 for no limit")
-    made.add_argument("--dtype", choices=DTYPES, default=None, help="bfloat16 keeps float32 parameters; default: as traced")
+    made.add_argument("--dtype", choices=PRECISIONS, default=None, help=f"bfloat16 keeps float32 parameters; default: {plan.precision}")
     made.add_argument("--batch-size", type=_positive, default=None, help="global batch")
     made.add_argument("--sequence-length", type=_positive, default=None)
     made.add_argument("--size", action="append", default=[], metavar="SYMBOL=N", help=f"any open size: {_symbols(plan)}")
-    made.add_argument("--micro-batches", type=_positive, default=1, help="parts of a rank's batch that run one after the other")
+    made.add_argument("--micro-batches", type=_positive, default=plan.micro_batches, help="parts of a rank's batch, one after the other")
     made.add_argument("--data", default=None, metavar="MODULE:FUNCTION", help="source of batches; synthetic ones if not given")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--weights", type=Path, default=None, metavar="FILE", help="state dict to start from: .safetensors or torch.save")
@@ -88,7 +93,6 @@ def _symbols(plan: PlanInfo) -> str:
 def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> None:
     """Build, resume, train, save."""
     sizes = _sizes(plan, arguments)
-    mixed = arguments.dtype == "bfloat16"
     optimizer_class = _optimizer_class(arguments.optimizer)
     if arguments.save is not None:
         check_target(arguments.save)
@@ -100,8 +104,7 @@ def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> 
         state=_read_weights(arguments.weights),
         seed=arguments.seed,
         device=arguments.device,
-        dtype=None if arguments.dtype is None else torch.float32 if mixed else DTYPES[arguments.dtype],
-        compute_dtype=torch.bfloat16 if mixed else None,
+        precision=PRECISIONS.get(arguments.dtype),
         micro_batches=arguments.micro_batches,
     )
     manual_seed(arguments.seed)

@@ -1,4 +1,4 @@
-"""ZeRO-3 through FSDP2: which parameters form a unit, and sums instead of averages."""
+"""ZeRO through FSDP2: which parameters form a unit, sums instead of averages, and what is whole when."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from hgc.runtime.mesh import Mesh
 from hgc.runtime.modules import Blocks, Model
+from hgc.runtime.precision import Dtypes
 from hgc.runtime.state import Entry, fully_sharded
 
 
@@ -49,25 +50,54 @@ def shard_model(
     axes: tuple[str, ...],
     mesh: Mesh,
     fill: Callable[[Iterable[Entry]], None],
-    compute_dtype: torch.dtype | None,
+    dtypes: Dtypes,
+    zero: int,
 ) -> list[Entry]:
-    """Fill and shard unit after unit, so that a rank never holds more than its share and one unit; returns the entries as they are now."""
+    """Fill and shard unit after unit, so that a rank never holds more than its share and one unit; returns the entries as they are now.
+
+    With ``zero`` 3 a block's parameters are whole while it runs, with 1 and 2 from the first forward to the end of backward.
+    """
     device_mesh = DeviceMesh.from_group(mesh.group(axes).handle, mesh.device.type)
-    # blocks gather their matrices in the compute dtype; the root unit and all vectors feed the float32 residual stream
-    policy = MixedPrecisionPolicy(compute_dtype, torch.float32 if compute_dtype else None, cast_forward_inputs=False)
+    root_policy = _policy(dtypes, dtypes.parameters if dtypes.master is not None else None)
+    # autocast blocks gather their matrices in its dtype; the root unit and all vectors feed the residual stream, which is as wide as them
+    narrowed = dtypes.autocast is not None and dtypes.parameters != dtypes.autocast
+    policy = _policy(dtypes, dtypes.autocast) if narrowed and dtypes.master is None else root_policy
     done: list[Entry] = []
     for block, entries in units.blocks:
         fill(entries)
-        sharded = {entry.name for entry in entries if _can_shard(entry, axes, smallest_dim=2 if compute_dtype else 1)}
-        done += _shard_unit(block, entries, sharded, axes, mesh, device_mesh, policy)
+        sharded = {entry.name for entry in entries if _can_shard(entry, axes, smallest_dim=1 if policy is root_policy else 2)}
+        done += _shard_unit(block, entries, sharded, axes, mesh, device_mesh, policy, zero)
     fill(units.root)
     sharded = {entry.name for entry in units.root if _can_shard(entry, axes, smallest_dim=1)}
-    done += _shard_unit(model, units.root, sharded, axes, mesh, device_mesh, MixedPrecisionPolicy(cast_forward_inputs=False))
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums, and a factor of one needs none
+    done += _shard_unit(model, units.root, sharded, axes, mesh, device_mesh, root_policy, zero)
+    for module in sharded_modules(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums, and a factor of one needs none
     return done
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The units of a model, none if it is not sharded."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def before_micro_batch(model: nn.Module, zero: int, last: bool) -> None:
+    """What is whole until the next micro-batch: with ``zero`` 1 gradients and parameters, with 2 parameters; after the last nothing."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last or zero > 1)
+        model.set_reshard_after_backward(last or zero > 2)
+
+
+def release_gathered(model: nn.Module) -> None:
+    """After a forward without a backward: units would keep their parameters while the optimizer changes them."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def _policy(dtypes: Dtypes, gathered: torch.dtype | None) -> MixedPrecisionPolicy:
+    """``gathered``: the dtype in which parameters are whole, ``None`` for that of the share. Sums are as wide as parameters if not said."""
+    summed = dtypes.gradients if dtypes.gradients is not None or gathered is None else dtypes.parameters or torch.float32
+    return MixedPrecisionPolicy(gathered, summed, cast_forward_inputs=False)
 
 
 def _shard_unit(
@@ -78,11 +108,12 @@ def _shard_unit(
     mesh: Mesh,
     device_mesh: DeviceMesh,
     policy: MixedPrecisionPolicy,
+    zero: int,
 ) -> list[Entry]:
     entries = list(entries)
     held = [entry.module_tensor() for entry in entries if entry.name not in sharded]
     ignored = {parameter for parameter in held if isinstance(parameter, nn.Parameter)}
-    fully_shard(module, mesh=device_mesh, mp_policy=policy, ignored_params=ignored)
+    fully_shard(module, mesh=device_mesh, reshard_after_forward=None if zero == 3 else False, mp_policy=policy, ignored_params=ignored)
     return [fully_sharded(entry, axes, mesh) if entry.name in sharded else entry for entry in entries]
 
 

@@ -10,6 +10,8 @@ import torch
 
 from hgc.errors import PlanError
 from hgc.ir.placement import Shard, parse_placement
+from hgc.plan import Precision
+from hgc.strategy import ZERO_STAGES
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,11 @@ class Input:
 
 @dataclass(frozen=True)
 class PlanInfo:
-    """How the program is distributed. Raises ``PlanError`` for a plan that contradicts itself."""
+    """How the program is distributed. Raises ``PlanError`` for a plan that contradicts itself.
+
+    ``zero``: what is sharded over the data axes, 1 optimizer state, 2 gradients too, 3 parameters too. ``precision`` and ``micro_batches``
+    are what a :class:`~hgc.runtime.Trainer` takes if it is told nothing else.
+    """
 
     mesh: Mapping[str, int]
     inputs: Mapping[str, Input]
@@ -52,10 +58,14 @@ class PlanInfo:
     tied: Mapping[str, str] = field(default_factory=dict)
     constants: str | None = None
     assumptions: tuple[str, ...] = ()
+    precision: Precision = field(default_factory=Precision)
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
-        if self.zero not in (0, 3):
-            raise PlanError(f"zero={self.zero} is not a way to keep parameters; use 0 (replicated) or 3 (fully sharded)")
+        if self.zero not in ZERO_STAGES:
+            raise PlanError(f"zero={self.zero} is not a way to keep state; use 0 (replicated), 1, 2 or 3 (fully sharded)")
+        if self.micro_batches < 1:
+            raise PlanError(f"micro_batches={self.micro_batches} leaves no batch; use 1 or more")
         unknown = [axis for axis in self.data_axes if axis not in self.mesh]
         if unknown:
             raise PlanError(f"data axis {unknown[0]!r} is no axis of the mesh {describe_mesh(self.mesh)}; name one of {list(self.mesh)}")

@@ -21,6 +21,7 @@ class _Bucket:
 
     parameters: list[nn.Parameter]
     group: Group
+    dtype: torch.dtype
     flat: Tensor | None = None
     views: list[Tensor] = field(default_factory=list)
     flags: Tensor | None = None
@@ -32,13 +33,17 @@ class _Bucket:
 class Reducer:
     """Bucketed asynchronous sums of gradients, for parameters given with the group to sum over, in order of first use.
 
-    ``begin`` before the backward whose end shall find summed gradients, ``finish`` after it. Buckets start in one fixed order on all
-    ranks, each as soon as its gradients and all buckets before it are there. A parameter without gradient on this rank counts as zero;
-    where no rank has one, ``grad`` stays ``None``. Gradients present at ``begin_step`` are added to, as in torch.
+    ``dtype``: in which they are summed, if not in the parameters' own; ``grad`` is left in it. ``begin`` before the backward whose end
+    shall find summed gradients, ``finish`` after it. Buckets start in one fixed order on all ranks, each as soon as its gradients and
+    all buckets before it are there. A parameter without gradient on this rank counts as zero; where no rank has one, ``grad`` stays
+    ``None``. Gradients present at ``begin_step`` are added to, as in torch.
     """
 
-    def __init__(self, parameters: Iterable[tuple[nn.Parameter, Group]], bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self, parameters: Iterable[tuple[nn.Parameter, Group]], bucket_bytes: int = BUCKET_BYTES, dtype: torch.dtype | None = None
+    ) -> None:
         self._given = list(parameters)
+        self._dtype = dtype
         self._bucket_bytes = bucket_bytes
         self._buckets: list[_Bucket] = []
         self._of: dict[nn.Parameter, tuple[_Bucket, int]] = {}
@@ -95,13 +100,14 @@ class Reducer:
         for parameter, group in reversed(self._given):
             if not parameter.requires_grad:
                 continue
-            key = (group.name, parameter.dtype, parameter.device)
-            size = parameter.numel() * parameter.element_size()
+            dtype = self._dtype or parameter.dtype
+            key = (group.name, dtype, parameter.device)
+            size = parameter.numel() * dtype.itemsize
             bucket, room = open_buckets.get(key, (None, 0))
             if bucket is None or size > room:
                 # the first is small, so that communication starts early; more of them would cost more than the overlap gains
                 room = self._bucket_bytes if key in open_buckets else min(FIRST_BUCKET_BYTES, self._bucket_bytes)
-                bucket = _Bucket([], group)
+                bucket = _Bucket([], group, dtype)
                 self._buckets.append(bucket)
             bucket.parameters.append(parameter)
             open_buckets[key] = bucket, room - size
@@ -149,6 +155,6 @@ class Reducer:
 def _allocate(bucket: _Bucket) -> None:
     first = bucket.parameters[0]
     sizes = [parameter.numel() for parameter in bucket.parameters]
-    bucket.flat = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
+    bucket.flat = torch.zeros(sum(sizes) + len(sizes), dtype=bucket.dtype, device=first.device)
     *pieces, bucket.flags = torch.split(bucket.flat, [*sizes, len(sizes)])
     bucket.views = [piece.view(parameter.shape) for piece, parameter in zip(pieces, bucket.parameters, strict=True)]

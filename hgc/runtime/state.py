@@ -15,6 +15,7 @@ from hgc.ir.ops.collectives import stack_over
 from hgc.runtime.mesh import Mesh
 from hgc.runtime.modules import Declaration, Model
 from hgc.runtime.plan_info import Normal, PlanInfo
+from hgc.runtime.precision import Dtypes
 from hgc.runtime.shards import Box, Layout, Split, all_coordinates, assemble, boxes, copy_from_whole, largest_numel, local_shape
 
 
@@ -86,11 +87,11 @@ def fully_sharded(entry: Entry, axes: tuple[str, ...], mesh: Mesh) -> Entry:
     return replace(entry, layout=layout, held=boxes(layout, mesh.sizes, mesh.coordinates), sync=())
 
 
-def allocate(entries: Iterable[Entry], mesh: Mesh, dtype: torch.dtype | None) -> None:
-    """Give every entry its zero-filled local tensor; ``dtype`` replaces floating dtypes."""
+def allocate(entries: Iterable[Entry], mesh: Mesh, dtypes: Dtypes) -> None:
+    """Give every entry its zero-filled local tensor, parameters as the optimizer updates them."""
     for entry in entries:
         declared = entry.declared
-        chosen = dtype if dtype is not None and declared.dtype.is_floating_point else declared.dtype
+        chosen = dtypes.stored(declared.dtype) if entry.is_parameter else dtypes.other(declared.dtype)
         local = torch.zeros(local_shape(entry.layout, mesh.sizes, mesh.coordinates), dtype=chosen, device=mesh.device)
         entry.put(nn.Parameter(local, requires_grad=declared.requires_grad) if entry.is_parameter else local)
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from hgc._torch_compat import settled
-from hgc.errors import ArtifactError
+from hgc.errors import ArtifactError, PlanError
 from hgc.ir.ops.collectives import sum_over
 from hgc.ir.ops.groups import describe
+from hgc.plan import Precision
 from hgc.runtime import batches, checkpoint
-from hgc.runtime.fsdp import find_units, shard_model
+from hgc.runtime.fsdp import before_micro_batch, find_units, release_gathered, shard_model
 from hgc.runtime.mesh import pick_device, start
 from hgc.runtime.modules import Model
 from hgc.runtime.plan_info import PlanInfo
+from hgc.runtime.precision import read_precision
 from hgc.runtime.reducer import BUCKET_BYTES, Reducer
+from hgc.runtime.shares import Share
 from hgc.runtime.state import Entry, allocate, entries_of, fill, gather_whole, load_whole, plain, replicas
 
 
@@ -27,8 +28,8 @@ class Trainer:
     """Trains ``model`` as ``plan`` says; see docs/design/runtime.md.
 
     ``state`` holds whole tensors under the user's names (parameters, buffers, constants), the same on every rank; what it lacks is
-    initialised from ``seed``. ``dtype`` replaces all floating dtypes, inputs too; ``compute_dtype`` computes under autocast with the
-    parameters kept as they are.
+    initialised from ``seed``. ``precision`` and ``micro_batches`` take the place of the plan's; ``dtype`` is a short form of
+    ``Precision(parameters=...)``, which replaces all floating dtypes, those of inputs too.
     """
 
     def __init__(
@@ -40,35 +41,37 @@ class Trainer:
         seed: int = 0,
         device: str = "auto",
         dtype: torch.dtype | None = None,
-        compute_dtype: torch.dtype | None = None,
-        micro_batches: int = 1,
+        precision: Precision | None = None,
+        micro_batches: int | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
+        if dtype is not None and precision is not None:
+            raise PlanError(f"dtype {dtype} and precision ({precision}) both say what parameters are kept in; give one of them")
         self.plan = plan
         self.mesh = start(plan, pick_device(device))
         self.model = model()
         self.model.tie(plan.tied)
-        self.micro_batches = micro_batches
-        self._compute_dtype = compute_dtype
-        self._dtype = dtype
+        self.micro_batches = micro_batches or plan.micro_batches
+        chosen = Precision(parameters=str(dtype).removeprefix("torch.")) if dtype is not None else precision or plan.precision
+        self.dtypes = dtypes = read_precision(chosen)
         values = self._by_declared_name({**_constants(model, plan), **(state or {})})
         self._entries = entries_of(self.model, plan, self.mesh)
 
         def prepare(entries: Iterable[Entry]) -> None:
-            chosen = list(entries)
-            allocate(chosen, self.mesh, dtype)
-            fill(chosen, values, seed)
+            new = list(entries)
+            allocate(new, self.mesh, dtypes)
+            fill(new, values, seed)
 
-        if plan.zero == 3 and plan.summed_axes:
+        if plan.zero and plan.summed_axes:
             units = find_units(self.model, self._entries)
-            self._entries = shard_model(self.model, units, plan.summed_axes, self.mesh, prepare, compute_dtype)
+            self._entries = shard_model(self.model, units, plan.summed_axes, self.mesh, prepare, dtypes, plan.zero)
         else:
             prepare(self._entries)
         trained = [entry for entry in self._entries if entry.is_parameter]
-        self._shares = {entry.name: _Share(entry) for entry in trained}
+        self._shares = {entry.name: Share(entry, dtypes) for entry in trained}
         self._buffers = {entry.name: entry.module_tensor() for entry in self._entries if not entry.is_parameter}
-        summed = [(self._shares[entry.name].parameter, self.mesh.group(entry.sync)) for entry in trained if entry.sync]
-        self._reducer = Reducer(summed, bucket_bytes)
+        summed = [(self._shares[entry.name].held, self.mesh.group(entry.sync)) for entry in trained if entry.sync]
+        self._reducer = Reducer(summed, bucket_bytes, dtypes.gradients)
         self._world = describe(torch.distributed.group.WORLD)  # type: ignore[arg-type]
 
     # -- training ---------------------------------------------------------------------------------------------------------------------
@@ -77,6 +80,7 @@ class Trainer:
         """Forward, backward and gradient synchronisation; returns the loss, a detached 0-d tensor, the same on every rank."""
         parts = batches.micro_batches(batches.local_batch(batch, self.plan, self.mesh), self.micro_batches, self.plan)
         for share in self._shares.values():
+            share.refresh()
             share.before_backward()
         self._reducer.begin_step()
         losses = []
@@ -84,8 +88,7 @@ class Trainer:
         with self.mesh.active(), torch.autograd.set_multithreading_enabled(False):
             for index, part in enumerate(parts):
                 last = index == len(parts) - 1
-                if isinstance(self.model, FSDPModule):
-                    self.model.set_requires_gradient_sync(last)
+                before_micro_batch(self.model, self.plan.zero, last)
                 if last:
                     self._reducer.begin()
                 loss = self._forward(part)
@@ -99,19 +102,17 @@ class Trainer:
     @torch.no_grad()
     def loss(self, batch: batches.Batch) -> Tensor:
         """The loss of a batch without gradients."""
+        for share in self._shares.values():
+            share.refresh()
         with self.mesh.active():
             parts = batches.micro_batches(batches.local_batch(batch, self.plan, self.mesh), self.micro_batches, self.plan)
             loss = torch.stack([self._forward(part) for part in parts]).mean()
-        if isinstance(self.model, FSDPModule):
-            self.model.reshard()  # without a backward the root unit would keep its weights while the optimizer changes them
+        release_gathered(self.model)
         return loss
 
     def _forward(self, part: Mapping[str, Tensor]) -> Tensor:
-        if self._dtype is not None:
-            part = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in part.items()}
-        autocast = torch.autocast(self.mesh.device.type, self._compute_dtype) if self._compute_dtype else contextlib.nullcontext()
-        with autocast:
-            loss = self.model(**part)
+        with self.dtypes.computing(self.mesh.device):
+            loss = self.model(**{name: self.dtypes.input(tensor) for name, tensor in part.items()})
         assert isinstance(loss, Tensor)
         return loss
 
@@ -191,24 +192,6 @@ class Trainer:
 
     def _by_declared_name(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {self.plan.tied.get(name, name): tensor for name, tensor in values.items()}
-
-
-class _Share:
-    """A parameter's share as a plain tensor. Under FSDP2 it shares memory with the DTensor, and gradients are handed over."""
-
-    def __init__(self, entry: Entry) -> None:
-        held = entry.module_tensor()
-        assert isinstance(held, nn.Parameter)
-        self._dtensor = None if type(held.data) is Tensor else held
-        self.parameter = held if self._dtensor is None else nn.Parameter(plain(held), requires_grad=held.requires_grad)
-
-    def before_backward(self) -> None:
-        if self._dtensor is not None and self.parameter.grad is None:
-            self._dtensor.grad = None
-
-    def after_backward(self) -> None:
-        if self._dtensor is not None:
-            self.parameter.grad = None if self._dtensor.grad is None else plain(self._dtensor.grad)
 
 
 def _constants(model: type[Model], plan: PlanInfo) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -18,8 +18,9 @@ from torch import Tensor, fx
 
 from hgc._torch_compat import OpOverload, counted_flops, running_in, storage_key, symbolic_mode, watching_calls
 from hgc.cost.fake_sizes import FakeSizes
+from hgc.cost.kernels import NO_KERNELS, Kernels, Recorder, recording
 from hgc.cost.stand_ins import STAND_INS
-from hgc.cost.symbolic import ZERO, BodyCost, Communication, NodeCost, OutputCost
+from hgc.cost.symbolic import ZERO, BodyCost, Communication, Kept, NodeCost, OutputCost, Result
 from hgc.ir import ops
 from hgc.ir.ops.groups import Group
 from hgc.ir.program import Program
@@ -27,6 +28,19 @@ from hgc.ir.value import Info, Size, Value, info, is_size
 
 _LOOKUPS = frozenset({"embedding", "vocab_embedding", "index_select", "gather", "take_along_dim", "index"})
 """Operators whose first tensor is a table of which they read as much as they return."""
+_IRREGULAR = _LOOKUPS | {
+    "scatter",
+    "scatter_add",
+    "index_put",
+    "index_add",
+    "sort",
+    "argsort",
+    "topk",
+    "cumsum",
+    "moe_dispatch",
+    "moe_combine",
+}
+"""Operators that move rows by number, or look at more than one row: they run alone."""
 _COLLECTIVES = {
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
@@ -44,7 +58,7 @@ def measure(program: Program, name: str) -> BodyCost:
     groups = {axis: Group(axis, size, 0, None) for axis, size in program.mesh.items()}  # type: ignore[arg-type]
     with running_in(mode), ops.use(groups):
         sizes = FakeSizes(mode, program.mesh, program.symbols, as_traced=bool(program.assumptions))
-        return _Run(name, sizes, program.mesh).measure(program.body(name))
+        return _Run(name, sizes, program.mesh, program.hints()).measure(program.body(name))
 
 
 @dataclass
@@ -56,14 +70,19 @@ class _Seen:
     saved: list[Tensor] = field(default_factory=list)
     communication: list[Communication] = field(default_factory=list)
     written_backward: dict[int, Tensor] = field(default_factory=dict)
+    forward: Recorder = field(default_factory=Recorder)
+    backward: Recorder = field(default_factory=Recorder)
+    input_only: Recorder | None = None
 
 
 class _Run:
-    def __init__(self, name: str, sizes: FakeSizes, mesh: Mapping[str, int]) -> None:
-        self.name, self.sizes, self.mesh = name, sizes, dict(mesh)
+    def __init__(self, name: str, sizes: FakeSizes, mesh: Mapping[str, int], hints: Mapping[sympy.Symbol, int]) -> None:
+        self.name, self.sizes, self.mesh, self.hints = name, sizes, dict(mesh), dict(hints)
         self.values: dict[fx.Node, Any] = {}
         self.owners: dict[int, int] = {}  # storage -> position of the body input that it belongs to
         self.kept: dict[int, Tensor] = {}  # storage -> a tensor that keeps it alive
+        self.memory: dict[int, str] = {}  # storage -> name of who made it
+        self.weights: set[fx.Node] = set()  # parameters, and what is computed of them alone
         self.notes: list[str] = []
 
     def measure(self, body: fx.GraphModule) -> BodyCost:
@@ -71,18 +90,23 @@ class _Run:
         for position, node in enumerate(inputs):
             self.values[node] = self._fake(_value(node))
             self.owners[storage_key(self.values[node])] = position
+            self.memory[storage_key(self.values[node])] = node.name
+            if info(node).role == "parameter":
+                self.weights.add(node)
         costs = [self._node(node) for node in body.graph.nodes if node.op == "call_function" and not self._trivial(node)]
         (output,) = (n for n in body.graph.nodes if n.op == "output")
         kept_inputs = tuple(sorted(self.owners[key] for key in self.kept if key in self.owners))
         return BodyCost(
             self.name,
             tuple(costs),
-            tuple(self._bytes(self.values[node]) for node in inputs),
-            tuple(self._output(self.values[node]) for node in output.args[0]),
+            tuple(self._result(node.name, self.values[node]) for node in inputs),
+            tuple(info(node).role in ("parameter", "buffer") for node in inputs),
+            tuple(self._output(self._called(node), self.values[node]) for node in output.args[0]),
             sympy.Add(*(self._bytes(self.values[n]) for n in inputs if info(n).role == "parameter")),
             sympy.Add(*(self._bytes(self.values[n]) for n in inputs if info(n).role == "buffer")),
             kept_inputs,
             (*self.notes, *self.sizes.notes(self.name)),
+            self.hints,
         )
 
     def _fake(self, value: Value) -> Tensor:
@@ -97,6 +121,8 @@ class _Run:
         elif node.target is operator.getitem:
             source, index = node.args
             self.values[node] = self.values[source][index]  # type: ignore[index]
+            if source in self.weights:
+                self.weights.add(node)
         else:
             return False
         return True
@@ -105,12 +131,14 @@ class _Run:
 
     def _node(self, node: fx.Node) -> NodeCost:
         operands = {n: self._operand(n) for n in node.all_input_nodes if not is_size(n)}
+        if operands and all(n in self.weights for n in operands):
+            self.weights.add(node)
         try:
             result, seen = self._run(node, operands)
         except Exception as error:
             result, seen = self._unknown(node, operands, error)
         self.values[node] = result
-        return self._cost(node, [t for t in operands.values() if isinstance(t, Tensor)], _tensors(result), seen)
+        return self._cost(node, {self._called(n): t for n, t in operands.items()}, _tensors(result), seen)
 
     def _operand(self, node: fx.Node) -> Any:
         known, wanted = self.values[node], info(node).value
@@ -122,19 +150,25 @@ class _Run:
         seen = _Seen()
         function: Any = STAND_INS.get(node.target, node.target)
         args = fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, self.values.get(n)))
-        with self._watching(seen, backward=False), torch.autograd.graph.saved_tensors_hooks(_keep_in(seen.saved), _same):
+        with self._watching(seen, seen.forward, backward=False), torch.autograd.graph.saved_tensors_hooks(_keep_in(seen.saved), _same):
             result = function(*args[0], **args[1])
         wanted = [t for t in operands.values() if t.requires_grad]
         given = [t for t in _tensors(result) if t.requires_grad and not any(t is operand for operand in wanted)]
         if wanted and given and not _is_elementwise(node):
             gradients = [torch.empty_like(t) for t in given]
-            with self._watching(seen, backward=True):
+            inputs = [t for n, t in operands.items() if t.requires_grad and n not in self.weights]
+            mixed = 0 < len(inputs) < len(wanted)
+            with self._watching(seen, seen.backward, backward=True):
                 torch.autograd.grad(given, wanted, gradients, allow_unused=True)
+            if mixed:
+                frozen = {n: t.detach() if n in self.weights else t for n, t in operands.items()}
+                seen.input_only = _backward_alone(function, node, {**self.values, **frozen}, inputs)
         return result, seen
 
     @contextmanager
-    def _watching(self, seen: _Seen, backward: bool) -> Iterator[None]:
+    def _watching(self, seen: _Seen, recorder: Recorder, backward: bool) -> Iterator[None]:
         def report(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+            recorder.report(func, args, kwargs, result)
             flops = counted_flops(func, args, kwargs, result)
             if backward:
                 seen.backward_flops += flops
@@ -145,7 +179,7 @@ class _Run:
             if namespace == "_c10d_functional" and what in _COLLECTIVES:
                 seen.communication.append(self._communication(_COLLECTIVES[what], args, result, backward))
 
-        with watching_calls(report):
+        with recording(recorder), watching_calls(report):
             yield
 
     def _communication(self, collective: str, args: Any, result: Tensor, backward: bool) -> Communication:
@@ -166,14 +200,19 @@ class _Run:
 
     # -- from tensors to expressions ----------------------------------------------------------------------------------------------------
 
-    def _cost(self, node: fx.Node, operands: list[Tensor], results: list[Tensor], seen: _Seen) -> NodeCost:
+    def _cost(self, node: fx.Node, named: Mapping[str, Tensor], results: list[Tensor], seen: _Seen) -> NodeCost:
         known: Info = info(node)
+        operands = list(named.values())
         shared = {storage_key(t) for t in operands}
         fresh = [t for t in results if storage_key(t) not in shared]
         written = self._sum(fresh)
         known_keys = shared | {storage_key(t) for t in (*fresh, *seen.saved)}
         working = [t for key, t in seen.written_backward.items() if key not in known_keys]
         needed = [t for t in operands if t.requires_grad] if fresh and any(t.requires_grad for t in fresh) else []
+        names = self._name_results(node, results)
+        backward_read = self._sum([t for t in fresh if t.requires_grad]) + self._sum(_distinct(seen.saved)) if needed else ZERO
+        for_input, for_weight = self._backward_kernels(node, seen, backward_read + self._sum(needed) if needed else ZERO)
+        forward = seen.forward.kernels(self.sizes.expression, self._is_linear(node))
         return NodeCost(
             name=node.name,
             operator=_operator_name(node),
@@ -182,12 +221,58 @@ class _Run:
             backward_flops=self.sizes.expression(seen.backward_flops),
             read_bytes=self._read(node, operands, written) if fresh else ZERO,
             written_bytes=written,
-            backward_read_bytes=self._sum([t for t in fresh if t.requires_grad]) + self._sum(_distinct(seen.saved)) if needed else ZERO,
+            backward_read_bytes=backward_read,
             backward_written_bytes=self._sum(needed),
             saved_bytes=self._keep(seen.saved),
             backward_step_bytes=self._step(fresh, needed, working) if needed else ZERO,
             communication=tuple(seen.communication),
+            forward=forward,
+            backward_input=for_input,
+            backward_weight=for_weight,
+            inputs=tuple(self._result(*each) for each in named.items()),
+            results=tuple(self._result(*each) for each in zip(names, results, strict=True)),
+            needs=self._needs(node, seen.saved),
+            regular=not forward.computes and not seen.communication and _operator_name(node).partition(".")[0] not in _IRREGULAR,
         )
+
+    def _called(self, node: fx.Node) -> str:
+        """A piece of a result is called after what made it, as :meth:`_name_results` does."""
+        if node.target is operator.getitem:
+            source, index = node.args
+            return f"{source}.{index}"
+        return node.name
+
+    def _name_results(self, node: fx.Node, results: list[Tensor]) -> list[str]:
+        names = [f"{node.name}.{index}" if len(results) > 1 else node.name for index in range(len(results))]
+        for name, tensor in zip(names, results, strict=True):
+            self.memory.setdefault(storage_key(tensor), name)
+        return names
+
+    def _result(self, name: str, tensor: Tensor) -> Result:
+        return Result(name, self.memory[storage_key(tensor)], self._bytes(tensor), tensor.requires_grad)
+
+    def _needs(self, node: fx.Node, saved: Sequence[Tensor]) -> tuple[Kept, ...]:
+        found: dict[str, Kept] = {}
+        for tensor in saved:
+            name = self.memory.setdefault(storage_key(tensor), f"{node.name}:{len(found)}")
+            found[name] = Kept(name, self._storage_bytes(tensor))
+        return tuple(found.values())
+
+    def _is_linear(self, node: fx.Node) -> bool:
+        return node.target is not ops.attention and any(n in self.weights for n in node.all_input_nodes)
+
+    def _backward_kernels(self, node: fx.Node, seen: _Seen, moved: Size) -> tuple[Kernels, Kernels]:
+        """Those that make gradients of activations, and of parameters; a node that did not run backward moves its bytes in one kernel."""
+        linear, expression = self._is_linear(node), self.sizes.expression
+        whole = seen.backward.kernels(expression, linear)
+        if _is_elementwise(node) and moved != ZERO:
+            whole = Kernels(moved_bytes=moved, moves=1)
+        if seen.input_only is not None:
+            part = seen.input_only.kernels(expression, linear)
+            rest = seen.backward.without(seen.input_only).kernels(expression, linear)
+            return part, replace(rest, moved_bytes=whole.moved_bytes - part.moved_bytes, moves=max(whole.moves - part.moves, 0))
+        of_inputs = any(_value(n).requires_grad for n in node.all_input_nodes if not is_size(n) and n not in self.weights)
+        return (whole, NO_KERNELS) if of_inputs else (NO_KERNELS, whole)
 
     def _step(self, fresh: list[Tensor], needed: list[Tensor], working: list[Tensor]) -> Size:
         """Gradients of results, and all that backward writes; where it did not run, the gradients of operands."""
@@ -209,9 +294,9 @@ class _Run:
                 added += ZERO if key in self.owners else self._storage_bytes(tensor)
         return added
 
-    def _output(self, tensor: Tensor) -> OutputCost:
+    def _output(self, name: str, tensor: Tensor) -> OutputCost:
         key = storage_key(tensor)
-        return OutputCost(self._bytes(tensor), self._storage_bytes(tensor), key in self.kept, self.owners.get(key))
+        return OutputCost(self._bytes(tensor), self._storage_bytes(tensor), key in self.kept, self.owners.get(key), name)
 
     def _sum(self, tensors: Sequence[Tensor]) -> Size:
         return sympy.Add(*map(self._bytes, tensors))
@@ -221,6 +306,17 @@ class _Run:
 
     def _storage_bytes(self, tensor: Tensor) -> Size:
         return self.sizes.expression(tensor.untyped_storage().nbytes())
+
+
+def _backward_alone(function: Any, node: fx.Node, values: Mapping[fx.Node, Any], wanted: list[Tensor]) -> Recorder:
+    """What the backward of a node runs if only some operands have gradients."""
+    recorder = Recorder()
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+    given = [t for t in _tensors(function(*args, **kwargs)) if t.requires_grad]
+    gradients = [torch.empty_like(t) for t in given]
+    with recording(recorder), watching_calls(recorder.report):
+        torch.autograd.grad(given, wanted, gradients, allow_unused=True)
+    return recorder
 
 
 def _keep_in(saved: list[Tensor]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgc.cost.kernels import fused_attention, grouped_products
 from hgc.ir import ops
 from hgc.ir.ops.attention import _allowed, _masked
 from hgc.ir.ops.attention import attention as real_attention
@@ -27,11 +28,13 @@ class _FusedAttention(torch.autograd.Function):
     """Keeps q, k, v, the bias, the result and one number for each row of scores."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, window: int) -> Tensor:
         b, h, s, d = q.shape
         t, e = v.shape[2:]
-        torch.bmm(q.new_empty(b * h, s, d), q.new_empty(b * h, d, t))
-        torch.bmm(q.new_empty(b * h, s, t), q.new_empty(b * h, t, e))
+        ctx.mask = causal, window
+        with fused_attention(q, k, causal, window, backward=False):
+            torch.bmm(q.new_empty(b * h, s, d), q.new_empty(b * h, d, t))
+            torch.bmm(q.new_empty(b * h, s, t), q.new_empty(b * h, t, e))
         like_q = bias is None and d == e  # the kernel without masks returns its result in the memory order of q
         out = (torch.empty_like(q.transpose(1, 2)) if like_q else q.new_empty(b, s, h, e)).transpose(1, 2)
         sums = q.new_empty(b, h, s, dtype=statistics_dtype(q.dtype))
@@ -43,18 +46,20 @@ class _FusedAttention(torch.autograd.Function):
         q, k, v, bias, _, _ = ctx.saved_tensors
         b, h, s, d = q.shape
         t, e = v.shape[2:]
-        need_q, need_k, need_v, need_bias = ctx.needs_input_grad
-        scores = q.new_empty(b * h, s, t)
-        if need_v:
-            torch.bmm(scores.transpose(1, 2), q.new_empty(b * h, s, e))
-        if need_q or need_k or need_bias:
-            torch.bmm(q.new_empty(b * h, s, e), q.new_empty(b * h, e, t))
-        if need_q:
-            torch.bmm(scores, q.new_empty(b * h, t, d))
-        if need_k:
-            torch.bmm(scores.transpose(1, 2), q.new_empty(b * h, s, d))
-        needs = zip((q, k, v, bias), ctx.needs_input_grad, strict=True)
-        return tuple(torch.empty_like(x) if x is not None and needed else None for x, needed in needs)
+        need_q, need_k, need_v, need_bias = ctx.needs_input_grad[:4]
+        causal, window = ctx.mask
+        with fused_attention(q, k, causal, window, backward=True):
+            scores = q.new_empty(b * h, s, t)
+            if need_v:
+                torch.bmm(scores.transpose(1, 2), q.new_empty(b * h, s, e))
+            if need_q or need_k or need_bias:
+                torch.bmm(q.new_empty(b * h, s, e), q.new_empty(b * h, e, t))
+            if need_q:
+                torch.bmm(scores, q.new_empty(b * h, t, d))
+            if need_k:
+                torch.bmm(scores.transpose(1, 2), q.new_empty(b * h, s, d))
+        needs = zip((q, k, v, bias), ctx.needs_input_grad[:4], strict=True)
+        return (*(torch.empty_like(x) if x is not None and needed else None for x, needed in needs), None, None)
 
 
 def attention(
@@ -78,7 +83,7 @@ def attention(
             bias = _masked(bias, _allowed(q, k, causal, window))
         if bias is not None and bias.dtype == torch.bool:
             bias = bias.to(q.dtype)  # kernels add their masks
-        return _apply(_FusedAttention, q, k, v, bias)
+        return _apply(_FusedAttention, q, k, v, bias, causal, window)
     return real_attention(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
 
 
@@ -101,16 +106,23 @@ class _GroupedLinear(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, offsets: Tensor, transposed: bool) -> Tensor:
         ctx.save_for_backward(rows, weight, offsets)
         ctx.transposed = transposed
-        return torch.mm(rows, weight[0] if transposed else weight[0].t())
+        one = weight[0] if transposed else weight[0].t()
+        sizes = rows.shape[0], one.shape[1], one.shape[0]
+        with grouped_products(weight.shape[0], [sizes], sizes[0], rows.dtype):
+            return torch.mm(rows, one)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         rows, weight, _ = ctx.saved_tensors
         one = weight[0].t() if ctx.transposed else weight[0]
-        for_rows = torch.mm(grads[0], one) if ctx.needs_input_grad[0] else None
-        if ctx.needs_input_grad[1]:
-            torch.mm(grads[0].t(), rows)
-        return for_rows, torch.empty_like(weight) if ctx.needs_input_grad[1] else None, None, None
+        count, (wide, narrow) = rows.shape[0], one.shape
+        needs = ctx.needs_input_grad[:2]
+        products = [sizes for sizes, needed in zip(((count, narrow, wide), (wide, narrow, count)), needs, strict=True) if needed]
+        with grouped_products(weight.shape[0], products, count, rows.dtype):
+            for_rows = torch.mm(grads[0], one) if needs[0] else None
+            if needs[1]:
+                torch.mm(grads[0].t(), rows)
+        return for_rows, torch.empty_like(weight) if needs[1] else None, None, None
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor, transposed: bool) -> Tensor:

@@ -7,7 +7,7 @@ All of them are what *one rank* does. FLOPs are those of matrix products and con
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
+from hgc.cost.kernels import NO_KERNELS, Kernels
 from hgc.errors import HgcError
 from hgc.ir.input_sizes import evaluate
 from hgc.ir.value import Size
@@ -75,6 +76,25 @@ def merge(found: Iterable[Communication]) -> tuple[Communication, ...]:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Memory that backward needs: that of a body input or of a node's result by its name, or ``"node:0"`` for what a node has inside."""
+
+    memory: str
+    bytes: Size
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor: its node (with ``.0`` for the first of several results), the name of its memory (for views: that of what they view),
+    bytes, and whether it has a gradient."""
+
+    name: str
+    memory: str
+    bytes: Size
+    has_gradient: bool
+
+
+@dataclass(frozen=True)
 class NodeCost:
     """One operator call.
 
@@ -82,6 +102,10 @@ class NodeCost:
     found. Backward reads the gradients of the results and what was saved, and writes the gradients of the operands. ``saved_bytes``: memory
     that this node is the first in its body to keep for backward, without parameters and body inputs. ``backward_step_bytes``: what its
     backward holds beside that while it runs, gradients of results and everything that its kernels write.
+
+    ``forward``, ``backward_input``, ``backward_weight``: the kernels, those of backward apart by whether they make gradients of activations
+    or of parameters. ``inputs``: its operands. ``needs``: all that its backward needs, whoever keeps it. ``regular``: each
+    element of a result comes from few elements or one row of the operands, so the node can run in one kernel with its neighbours.
     """
 
     name: str
@@ -96,6 +120,13 @@ class NodeCost:
     saved_bytes: Size = ZERO
     backward_step_bytes: Size = ZERO
     communication: tuple[Communication, ...] = ()
+    forward: Kernels = NO_KERNELS
+    backward_input: Kernels = NO_KERNELS
+    backward_weight: Kernels = NO_KERNELS
+    inputs: tuple[Result, ...] = ()
+    results: tuple[Result, ...] = ()
+    needs: tuple[Kept, ...] = ()
+    regular: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,20 +137,30 @@ class OutputCost:
     storage_bytes: Size
     kept: bool
     input: int | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class BodyCost:
-    """One call of a block body. ``kept_inputs``: positions of activations and state that backward needs."""
+    """One call of a block body. ``kept_inputs``: positions of activations and state that backward needs; ``state``: which are state.
+
+    ``hints``: the traced sizes, by which to compare expressions.
+    """
 
     name: str
     nodes: tuple[NodeCost, ...]
-    input_bytes: tuple[Size, ...]
+    inputs: tuple[Result, ...]
+    state: tuple[bool, ...]
     outputs: tuple[OutputCost, ...]
     parameter_bytes: Size
     buffer_bytes: Size
     kept_inputs: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    hints: Mapping[sympy.Symbol, int] = field(default_factory=dict)
+
+    @cached_property
+    def input_bytes(self) -> tuple[Size, ...]:
+        return tuple(found.bytes for found in self.inputs)
 
     def total(self, quantity: Callable[[NodeCost], Size]) -> Size:
         return sympy.Add(*map(quantity, self.nodes))
@@ -166,6 +207,7 @@ class ProgramCosts:
 
     ``saved_bytes`` counts memory that several blocks share once, and leaves out parameters, buffers and the batch (``saved_batch_bytes``).
     ``parameter_bytes``: the rank's part of all parameters, each once. ``notes``: what could not be measured and how it was counted.
+    ``with_loss``: the bodies that compute the loss; a pipeline stage may have none.
     """
 
     bodies: Mapping[str, BodyCost]
@@ -176,6 +218,7 @@ class ProgramCosts:
     parameter_bytes: Size
     buffer_bytes: Size
     notes: tuple[str, ...] = ()
+    with_loss: frozenset[str] = frozenset()
 
     def total(self, quantity: Callable[[BodyCost], Size]) -> Size:
         """The sum over all blocks."""

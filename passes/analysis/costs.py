@@ -12,7 +12,7 @@ from torch import fx
 from hgc.cost.saved import measure
 from hgc.cost.symbolic import ZERO, BodyCost, OutputCost, ProgramCosts
 from hgc.ir.program import STATE, Program
-from hgc.ir.value import Size, Value, value
+from hgc.ir.value import Size, Value, info, value
 from hgc.passes.base import Analysis
 
 
@@ -36,7 +36,14 @@ class BlockCosts(Analysis):
             parameter_bytes=_state_bytes(program, "parameter"),
             buffer_bytes=_state_bytes(program, "buffer") + _state_bytes(program, "constant"),
             notes=tuple(note for body in bodies.values() for note in body.notes),
+            with_loss=_with_loss(program),
         )
+
+
+def _with_loss(program: Program) -> frozenset[str]:
+    """Bodies with a result that is one number."""
+    calls = ((block.body, info(block.node).value) for block in program.blocks())
+    return frozenset(name for name, values in calls if isinstance(values, tuple) and any(v is not None and not v.shape for v in values))
 
 
 def local_bytes(found: Value, mesh: dict[str, int]) -> Size:

@@ -1,0 +1,40 @@
+"""Assumptions about how kernels run that neither program nor plan decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the same program runs under other runtimes; the default is eager PyTorch with hgc's runtime.
+
+    Args:
+        fused: chains of elementwise operators, reductions of rows, norms, dropout and rotary embeddings without a product between them run
+            as one kernel each way, as ``torch.compile`` or Megatron-LM's fused kernels do: only what enters and leaves a chain moves, and
+            only the least that rebuilds it is saved for backward.
+        launch_free: launches cost nothing, because CUDA graphs replay them or work hides them.
+        copy_free_collectives: tensors lie in memory so that collectives need no copies before or after, as in Megatron-LM's sequence-first
+            layout; hgc's own gather and scatter along the sequence copy.
+        recompute_stops_early: a recomputed block stops at the last operator that saves something, as ``torch.utils.checkpoint`` does
+            without reentrance; Megatron-LM runs the whole block again.
+        overlap_gradients: sums of gradients run beside the last backward; without, all of them follow it.
+        overlap_products: in backward a collective runs beside the weights' products behind it, as Megatron-LM's asynchronous tensor
+            parallelism does.
+        sends_block: the sender of a message between stages waits until it has arrived, as Megatron-LM does without
+            ``overlap_p2p_communication``.
+        scatter_gather: of a message that all tensor-parallel ranks would send alike each sends its part, and the receivers gather them
+            (Narayanan et al. 2021, section 4.1).
+    """
+
+    fused: bool = False
+    launch_free: bool = False
+    copy_free_collectives: bool = False
+    recompute_stops_early: bool = True
+    overlap_gradients: bool = True
+    overlap_products: bool = False
+    sends_block: bool = False
+    scatter_gather: bool = False
+
+
+EAGER = Execution()

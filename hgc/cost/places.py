@@ -1,0 +1,55 @@
+"""Where the groups of a mesh sit on a cluster."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from hgc.cluster import Cluster, Device
+from hgc.cost.collectives import Place, place, time_s
+
+_PROBE_BYTES = 64 * 2**20
+"""By the time of an all-reduce of so many bytes the slowest group of an axis is found."""
+
+
+def axis_places(cluster: Cluster, mesh: Mapping[str, int], first_rank: int = 0) -> dict[str, Place]:
+    """Each axis of a mesh (major axis first, ranks from ``first_rank`` on) -> the place of its slowest group."""
+    return {axis: group_place(cluster, mesh, (axis,), first_rank) for axis in mesh}
+
+
+def group_place(cluster: Cluster, mesh: Mapping[str, int], axes: Sequence[str], first_rank: int = 0) -> Place:
+    """The slowest of the groups that span ``axes`` together, such as those that sum gradients over ``("dp", "cp")``.
+
+    Raises ``ClusterError`` if the cluster has fewer ranks than the mesh needs.
+    """
+    owners = [number for number, node in enumerate(cluster.nodes) for _ in range(node.count)]
+    found: dict[tuple[int, ...], Place] = {}
+    for ranks in _groups(mesh, axes, first_rank):
+        inside = [rank for rank in ranks if rank < len(owners)]
+        firsts: dict[int, int] = {}
+        shape = tuple(firsts.setdefault(owners[rank], len(firsts)) for rank in inside)
+        kinds = tuple(hash(cluster.nodes[number]) for number in firsts)
+        if (*shape, *kinds) not in found or len(inside) < len(ranks):
+            found[(*shape, *kinds)] = place(cluster, ranks)
+    return max(found.values(), key=lambda where: time_s("all_reduce", _PROBE_BYTES, where))
+
+
+def slowest_device(cluster: Cluster, ranks: Sequence[int]) -> Device:
+    """Of the devices of these ranks, the one with the least bfloat16 peak."""
+    devices = [node.device for node in cluster.nodes for _ in range(node.count)]
+    return min((devices[rank] for rank in ranks), key=lambda device: device.bfloat16_flops_per_s)
+
+
+def _groups(mesh: Mapping[str, int], axes: Sequence[str], first_rank: int) -> list[list[int]]:
+    """Ranks of each group that spans these axes; ranks differ fastest in the last axis of the mesh."""
+    sizes = list(mesh.values())
+    strides = [math.prod(sizes[index + 1 :]) for index in range(len(sizes))]
+
+    def offsets(inside: bool) -> list[int]:
+        steps = [
+            range(0, size * stride, stride) for axis, size, stride in zip(mesh, sizes, strides, strict=True) if (axis in axes) == inside
+        ]
+        return [sum(chosen) for chosen in itertools.product(*steps)]
+
+    return [[first_rank + start + offset for offset in offsets(True)] for start in offsets(False)]

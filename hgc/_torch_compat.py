@@ -68,6 +68,20 @@ def all_to_all_flat(x: Tensor, ranks: int, group_name: str) -> Tensor:
     return result
 
 
+def start_shift(x: Tensor, rank: int, ranks: int, group_name: str) -> Tensor:
+    """Send to the next rank of a ring and receive as much from the one before; :func:`finished` gives what came, flat; below autograd.
+
+    An all-to-all whose other parts are empty: NCCL makes one send and one receive of it, and unlike those it works everywhere.
+    """
+    flat = x.reshape(-1).contiguous()
+    to = [0] * ranks
+    to[(rank + 1) % ranks] = flat.numel()
+    source = [0] * ranks
+    source[(rank - 1) % ranks] = flat.numel()
+    result: Tensor = _raw.all_to_all_single(flat, source, to, group_name)
+    return result
+
+
 @contextmanager
 def threaded_world() -> Iterator[Any]:
     """Let the threads started inside be the ranks of a process group (backend ``"threaded"``), for tests.

@@ -21,6 +21,7 @@ from hgc.passes.base import Pipeline
 from hgc.passes.sharding.data_parallel import DataParallel
 from hgc.passes.sharding.limits import check_limits
 from hgc.passes.sharding.pad_vocabulary import PadVocabulary
+from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan
@@ -33,7 +34,7 @@ PlanLike = Plan | Strategy | str | Path | Callable[[Program, Cluster], Plan]
 
 def default_pipeline() -> Pipeline:
     """The transforms in order: one mesh axis after the other, major axis first."""
-    return Pipeline((PadVocabulary(), DataParallel(), TensorParallel()))
+    return Pipeline((PadVocabulary(), DataParallel(), ContextParallel(), Ulysses(), TensorParallel()))
 
 
 def compile(

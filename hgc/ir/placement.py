@@ -19,6 +19,14 @@ from typing import TypeAlias
 
 import sympy
 
+zigzag = sympy.Function("zigzag")
+"""``zigzag(k)`` as ``Shard.parts``: the dim is ``k`` sequences, each of them split in zigzag order (:class:`hgc.ir.ops.layout.Zigzag`)."""
+
+
+def zigzag_runs(parts: object) -> sympy.Expr | None:
+    """The ``k`` of ``zigzag(k)``; None for other parts."""
+    return parts.args[0] if isinstance(parts, sympy.Expr) and parts.func == zigzag else None
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -26,7 +34,8 @@ class Shard:
 
     ``parts`` describes a *strided* shard, where the dim is a concatenation of parts and every rank holds its
     slice of each part: an integer or expression counts equal parts (a flattened ``[B, S]`` whose ``S`` is sharded, a fused
-    ``[q; k; v]`` weight), a tuple lists unequal part sizes (grouped-query ``q``, ``k``, ``v``). ``parts=1`` is the plain shard.
+    ``[q; k; v]`` weight), a tuple lists unequal part sizes (grouped-query ``q``, ``k``, ``v``). ``parts=1`` is the plain shard,
+    ``parts=zigzag(1)`` the order of causal ring attention: each rank holds one early and one late chunk of the dim.
     """
 
     dim: int
@@ -39,6 +48,8 @@ class Shard:
     def __str__(self) -> str:
         if self.is_plain:
             return f"S({self.dim})"
+        if self.parts == zigzag(1):
+            return f"S({self.dim},zigzag)"
         parts = "+".join(map(str, self.parts)) if isinstance(self.parts, tuple) else self.parts
         return f"S({self.dim},{parts})"
 
@@ -83,6 +94,8 @@ def parse_placement(text: str) -> Placement:
     dim, parts = int(match[1]), match[2]
     if parts is None:
         return Shard(dim)
+    if parts == "zigzag":
+        return Shard(dim, zigzag(1))
     if "+" in parts:
         return Shard(dim, tuple(int(p) for p in parts.split("+")))
     return Shard(dim, int(parts) if parts.isdigit() else sympy.sympify(parts))

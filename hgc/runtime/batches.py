@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hgc.errors import HgcError, ShardingError
-from hgc.ir.ops.layout import take
+from hgc.ir.ops.layout import order_of, take
 from hgc.runtime.mesh import Mesh
 from hgc.runtime.plan_info import Input, PlanInfo
 
@@ -61,8 +61,7 @@ def _own_part(name: str, tensor: Tensor, declared: Input, mesh: Mesh) -> Tensor:
                 f"input {name!r} has size {size} in dim {placement.dim}, which does not divide among the {ranks} ranks of axis {axis!r}; "
                 f"use a multiple of {ranks}"
             )
-        assert isinstance(placement.parts, int | tuple)
-        tensor = take(tensor, placement.dim, mesh.coordinates[axis], ranks, placement.parts)
+        tensor = take(tensor, placement.dim, mesh.coordinates[axis], ranks, order_of(placement))
     return tensor.contiguous()
 
 

@@ -17,6 +17,7 @@ class AxisLayout:
     ``default`` is where state not named in ``state`` lives: ``Replicated`` on a data axis (its gradient is summed once, by the runtime),
     ``Invariant`` on a tensor axis. ``sequence_dim`` is the dim along which 3-D activations leave a block, or None to leave them whole.
     ``divided`` are the size symbols that the axis is there to divide: what varies over them should not be computed whole on every rank.
+    ``zigzag``: they are cut in zigzag order. ``methods`` are the methods (``Case.method``) that the axis may use.
     """
 
     axis: str
@@ -26,3 +27,5 @@ class AxisLayout:
     state: Mapping[str, Placement] = field(default_factory=dict)
     sequence_dim: int | None = None
     divided: frozenset[sympy.Symbol] = frozenset()
+    zigzag: bool = False
+    methods: frozenset[str] = frozenset()

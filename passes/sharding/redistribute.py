@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hgc.ir import ops
-from hgc.ir.placement import Invariant, Partial, Placement, Shard, is_whole
+from hgc.ir.placement import Invariant, Partial, Placement, Shard, is_whole, zigzag_runs
 from hgc.ir.rules.by_expert import is_by_expert
 
 _SLICE = 1e-3
@@ -61,4 +61,7 @@ def operator_for(source: Placement, target: Placement) -> tuple[Any, tuple[Any, 
 
 
 def _parts(shard: Shard) -> dict[str, Any]:
+    runs = zigzag_runs(shard.parts)
+    if runs is not None:
+        return {"zigzag": True} if runs == 1 else {"parts": runs, "zigzag": True}
     return {} if shard.is_plain else {"parts": shard.parts}

@@ -8,6 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hgc.ir.ops import groups
+from hgc.ir.ops.exchange import exchanged
+from hgc.ir.ops.random import next_seed
+from hgc.ir.ops.random import random_axes as random_numbers
+from hgc.ir.ops.ring import Masking, ring_attention
+
 
 def attention(
     q: Tensor,
@@ -21,6 +27,9 @@ def attention(
     softcap: float = 0.0,
     dropout: float = 0.0,
     random_axes: tuple[str, ...] = (),
+    exchange_axis: str | None = None,
+    ring_axis: str | None = None,
+    zigzag: bool = False,
 ) -> Tensor:
     """``softmax(cap(q @ k.T * scale) + bias, masked) @ v``.
 
@@ -36,22 +45,31 @@ def attention(
         softcap: with ``softcap > 0`` the scores are ``softcap * tanh(scores / softcap)``
         dropout: probability of dropping an attention weight; 0 outside training
         random_axes: mesh axes along which the dropped weights differ
+        exchange_axis: mesh axis whose ranks hold shares of S and T, and trade them for shares of the heads (Ulysses)
+        ring_axis: mesh axis whose ranks hold shares of S and T, and pass keys and values round; major to ``exchange_axis``
+        zigzag: along ``ring_axis`` the shares are in zigzag order (:class:`hgc.ir.ops.layout.Zigzag`)
+
+    With these axes ``bias`` has the rank's rows on ``ring_axis`` and is whole otherwise, and ``sinks`` is whole.
 
     Returns [B, H, S, E] in ``q``'s dtype; the memory order is the kernel's.
     """
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    with _random(dropout, random_axes):
-        if sinks is None and not softcap:
-            return _fused(q, k, v, bias, causal, window, scale, dropout)
-        return _exact(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
+    ring = groups.find(ring_axis)
+
+    def core(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
+        if ring is not None:
+            seed = next_seed(random_axes) if dropout else 0
+            return ring_attention(q, k, v, bias, sinks, Masking(causal, window, scale, softcap, dropout, seed, zigzag), ring)
+        with _random(dropout, random_axes):
+            if sinks is None and not softcap:
+                return _fused(q, k, v, bias, causal, window, scale, dropout)
+            return _exact(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
+
+    return exchanged(core, q, k, v, bias, sinks, exchange_axis)
 
 
 def _random(dropout: float, axes: tuple[str, ...]) -> AbstractContextManager[None]:
-    if not dropout or not axes:
-        return nullcontext()
-    from hgc.ir.ops.random import random_axes
-
-    return random_axes(axes)
+    return random_numbers(axes) if dropout and axes else nullcontext()
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, window: int, scale: float, dropout: float) -> Tensor:

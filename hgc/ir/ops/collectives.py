@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hgc import _torch_compat as raw
 from hgc.ir.ops import groups
-from hgc.ir.ops.layout import Parts, join, rank_major, take
+from hgc.ir.ops.layout import Order, Parts, Zigzag, join, rank_major, take
 
 # -- on the data, without gradients ---------------------------------------------------------------------------------------------------
 
@@ -28,11 +28,11 @@ def stack_over(x: Tensor, size: int, name: str) -> Tensor:
     return raw.all_gather_flat(x.reshape(1, *x.shape), size, name)
 
 
-def _gather(x: Tensor, dim: int, size: int, name: str, parts: Parts = 1) -> Tensor:
+def _gather(x: Tensor, dim: int, size: int, name: str, parts: Order = 1) -> Tensor:
     return join(stack_over(x, size, name), dim, parts)
 
 
-def _reduce_scatter(x: Tensor, dim: int, size: int, name: str, parts: Parts = 1) -> Tensor:
+def _reduce_scatter(x: Tensor, dim: int, size: int, name: str, parts: Order = 1) -> Tensor:
     return raw.reduce_scatter_flat(rank_major(x, dim, size, parts), size, name).squeeze(0)
 
 
@@ -101,7 +101,7 @@ class _AllReduceR(torch.autograd.Function):
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, parts: Parts) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, parts: Order) -> Tensor:
         ctx.where = (dim, size, name, parts)
         return _gather(x, dim, size, name, parts)
 
@@ -112,7 +112,7 @@ class _AllGather(torch.autograd.Function):
 
 class _AllGatherI(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, rank: int, parts: Parts) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, rank: int, parts: Order) -> Tensor:
         ctx.where = (dim, rank, size, parts)
         return _gather(x, dim, size, name, parts)
 
@@ -134,7 +134,7 @@ class _ReduceScatter(torch.autograd.Function):
 
 class _Shard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, rank: int, parts: Parts) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, name: str, rank: int, parts: Order) -> Tensor:
         ctx.where = (dim, size, name, parts)
         return take(x, dim, rank, size, parts).contiguous()
 
@@ -196,24 +196,32 @@ def all_reduce_r(x: Tensor, axis: str) -> Tensor:
     return _apply(_AllReduceR, x, group.name) if x.requires_grad else sum_over(x, group.name)
 
 
-def all_gather(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
+def _order(parts: Parts, zigzag: bool) -> Order:
+    """``zigzag``: ``parts`` counts the sequences along the dim, each of which is split in zigzag order."""
+    if not zigzag:
+        return parts
+    assert not isinstance(parts, tuple), "a zigzag order has runs of one length"
+    return Zigzag(parts)
+
+
+def all_gather(x: Tensor, dim: int, axis: str, parts: Parts = 1, zigzag: bool = False) -> Tensor:
     """S -> R: the whole tensor; its gradient, partial on each rank, is summed and scattered. ``parts``: global part sizes of ``dim``."""
     group = groups.find(axis)
     if group is None:
         return x
     if not x.requires_grad:
-        return _gather(x, dim, group.size, group.name, parts)
-    return _apply(_AllGather, x, dim, group.size, group.name, parts)
+        return _gather(x, dim, group.size, group.name, _order(parts, zigzag))
+    return _apply(_AllGather, x, dim, group.size, group.name, _order(parts, zigzag))
 
 
-def all_gather_i(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
+def all_gather_i(x: Tensor, dim: int, axis: str, parts: Parts = 1, zigzag: bool = False) -> Tensor:
     """S -> I: the whole tensor; of its gradient, equal on all ranks, each rank keeps its slice."""
     group = groups.find(axis)
     if group is None:
         return x
     if not x.requires_grad:
-        return _gather(x, dim, group.size, group.name, parts)
-    return _apply(_AllGatherI, x, dim, group.size, group.name, group.rank, parts)
+        return _gather(x, dim, group.size, group.name, _order(parts, zigzag))
+    return _apply(_AllGatherI, x, dim, group.size, group.name, group.rank, _order(parts, zigzag))
 
 
 def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
@@ -226,20 +234,20 @@ def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
     return _apply(_ReduceScatter, x, dim, group.size, group.name)
 
 
-def shard(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
+def shard(x: Tensor, dim: int, axis: str, parts: Parts = 1, zigzag: bool = False) -> Tensor:
     """I -> S: the rank's slice; the gradient is gathered. Raises ``ShardingError`` if ``dim`` does not divide."""
     group = groups.find(axis)
     if group is None:
         return x
     if not x.requires_grad:
-        return take(x, dim, group.rank, group.size, parts)
-    return _apply(_Shard, x, dim, group.size, group.name, group.rank, parts)
+        return take(x, dim, group.rank, group.size, _order(parts, zigzag))
+    return _apply(_Shard, x, dim, group.size, group.name, group.rank, _order(parts, zigzag))
 
 
-def shard_r(x: Tensor, dim: int, axis: str, parts: Parts = 1) -> Tensor:
+def shard_r(x: Tensor, dim: int, axis: str, parts: Parts = 1, zigzag: bool = False) -> Tensor:
     """R -> S: the rank's slice; the gradient is padded with zeros, without communication."""
     group = groups.find(axis)
-    return take(x, dim, group.rank, group.size, parts) if group else x
+    return take(x, dim, group.rank, group.size, _order(parts, zigzag)) if group else x
 
 
 def all_to_all(x: Tensor, src: int, dst: int, axis: str) -> Tensor:

@@ -49,7 +49,8 @@ def own_root(seed: int) -> Iterator[None]:
         _root.generator = before
 
 
-def _next_seed(axes: tuple[str, ...]) -> int:
+def next_seed(axes: tuple[str, ...]) -> int:
+    """A number that differs along ``axes`` and agrees along every other mesh axis; takes one draw of the root generator."""
     drawn = int(torch.randint(2**62, (), generator=_root.generator))
     text = f"{drawn}|" + ",".join(f"{axis}={groups.axis_rank(axis)}" for axis in sorted(axes))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
@@ -64,7 +65,13 @@ def random_axes(axes: tuple[str, ...]) -> Iterator[None]:
     if not groups.find_all(axes):
         yield
         return
-    seed = _next_seed(axes)
+    with seeded(next_seed(axes)):
+        yield
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, torch's default generators give the numbers of ``seed``; outside they go on as if nothing had been drawn."""
     with _default_generators:
         generators = [torch.default_generator]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -91,6 +98,11 @@ def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:
         masked: Tensor = _dropout_along(x, p, random_axes)
         return masked
     return F.dropout(x, p, training=True)  # without random numbers for p = 0
+
+
+def has_own_root() -> bool:
+    """Does this thread draw from a generator of its own (:func:`own_root`), not from torch's?"""
+    return _root.generator is not None
 
 
 def get_state() -> Tensor:

@@ -1,6 +1,6 @@
 """The operator rule table. Importing this package registers every rule."""
 
-from hgc.ir.rules import collectives, experts, indexing, lookup, losses, matmul, pointwise, reduction, shape
+from hgc.ir.rules import attention, collectives, experts, indexing, lookup, losses, matmul, pointwise, reduction, shape
 from hgc.ir.rules.core import PARTIAL, WHOLE, Call, Case, Operand, cases, make_call, named_arguments, registered, rule, rule_for
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Call",
     "Case",
     "Operand",
+    "attention",
     "cases",
     "collectives",
     "experts",

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from hgc.ir import ops
-from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard
+from hgc.ir.placement import Invariant, Partial, Placement, Replicated, Shard, zigzag
 from hgc.ir.rules.core import PARTIAL, Call, Case, rule
 from hgc.ir.value import info
 
@@ -41,7 +41,7 @@ def transition(target: Any, arguments: Any) -> tuple[Placement, Placement]:
     }
     if target in fixed:
         return fixed[target]
-    shard = Shard(arguments["dim"], _parts(arguments.get("parts", 1)))
+    shard = Shard(arguments["dim"], _parts(arguments.get("parts", 1), arguments.get("zigzag", False)))
     along: dict[Any, tuple[Placement, Placement]] = {
         ops.all_gather: (shard, Replicated()),
         ops.all_gather_i: (shard, Invariant()),
@@ -52,11 +52,10 @@ def transition(target: Any, arguments: Any) -> tuple[Placement, Placement]:
     return along[target]
 
 
-def _parts(parts: Any) -> Any:
-    """A symbolic count is a size node in the graph."""
-    if isinstance(parts, fx.Node):
-        return info(parts).size
-    return tuple(parts) if isinstance(parts, list | tuple) else parts
+def _parts(parts: Any, in_zigzag: bool) -> Any:
+    """A symbolic count is a size node in the graph, or what stands for it in a call."""
+    count = info(parts).size if isinstance(parts, fx.Node) else tuple(parts) if isinstance(parts, list | tuple) else parts
+    return zigzag(count) if in_zigzag else count
 
 
 def _comes_first(call: Call, dim: int) -> bool:
@@ -77,5 +76,5 @@ def passing(call: Call) -> Iterator[Case]:
         if (dim not in moved or _comes_first(call, dim)) and call.divides(operand.shape[dim]):
             yield call.case({0: Shard(dim)}, Shard(dim))
     found = operand.found
-    if isinstance(found, Shard) and not found.is_plain and found.dim not in moved:
+    if isinstance(found, Shard) and not found.is_plain and (found.dim not in moved or _comes_first(call, found.dim)):
         yield call.case({0: found}, found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
@@ -54,12 +54,14 @@ class Case:
     """One legal way to run an operator: a placement for each operand, and for each output.
 
     ``rewrite`` is set where the sharded operator is another one (a vocabulary-parallel lookup): such a case is an offer to the transform
-    and never accepted by the verifier, which sees the rewritten operator.
+    and never accepted by the verifier, which sees the rewritten operator. ``method`` names the way where an axis has to say which one
+    it takes (attention along the sequence).
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     rewrite: Rewrite | None = None
+    method: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Call:
     axis: str
     size: int
     hints: Mapping[sympy.Symbol, int]
-    mesh: tuple[str, ...] = ()
+    mesh: Mapping[str, int] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -95,12 +97,28 @@ class Call:
 
     def is_before(self, other: str) -> bool:
         """Is this axis major to the other one, so that it splits a dim first?"""
-        return self.mesh.index(self.axis) < self.mesh.index(other)
+        order = list(self.mesh)
+        return order.index(self.axis) < order.index(other)
 
-    def case(self, placed: Mapping[int, Placement], *outputs: Placement, rewrite: Rewrite | None = None) -> Case:
+    def seeing(self, operand: Operand) -> Call:
+        """The call with one operand replaced."""
+
+        def exchanged(argument: Any) -> Any:
+            if isinstance(argument, list):
+                return [exchanged(item) for item in argument]
+            return operand if isinstance(argument, Operand) and argument.index == operand.index else argument
+
+        arguments = {name: exchanged(argument) for name, argument in self.arguments.items()}
+        return replace(self, arguments=arguments, operands=tuple(map(exchanged, self.operands)))
+
+    def ranks(self, axis: str | None) -> int:
+        """How many ranks an axis has; 1 for None."""
+        return 1 if axis is None else self.mesh[axis]
+
+    def case(self, placed: Mapping[int, Placement], *outputs: Placement, rewrite: Rewrite | None = None, method: str = "") -> Case:
         """A case in which operands that are not named are whole."""
         inputs = tuple(placed.get(operand.index, WHOLE) for operand in self.operands)
-        return Case(inputs, outputs * len(self.outputs) if len(outputs) == 1 else outputs, rewrite)
+        return Case(inputs, outputs * len(self.outputs) if len(outputs) == 1 else outputs, rewrite, method)
 
     def all_whole(self) -> Case:
         return self.case({}, WHOLE)
@@ -233,7 +251,7 @@ def make_call(
     result: Info = info(node)
     values = result.value if isinstance(result.value, tuple) else (result.value,)
     outputs = tuple(seen(value) for value in values if value is not None)
-    return Call(node.target, arguments, tuple(operands), outputs, axis, mesh[axis], hints, tuple(mesh))
+    return Call(node.target, arguments, tuple(operands), outputs, axis, mesh[axis], hints, mesh)
 
 
 def shards(call: Call, operand: Operand) -> Iterator[int]:

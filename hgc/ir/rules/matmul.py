@@ -1,12 +1,11 @@
-"""Matrix products, convolutions and attention."""
+"""Matrix products, convolutions and operators on images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hgc.ir.ops.attention import attention as attention_op
 from hgc.ir.placement import Placement, Shard
-from hgc.ir.rules.core import PARTIAL, Call, Case, append_axis, overloads, rule, strided_inputs
+from hgc.ir.rules.core import PARTIAL, Call, Case, overloads, rule, strided_inputs
 
 
 @rule(*overloads("linear"))
@@ -128,24 +127,3 @@ def pooling(call: Call) -> Iterator[Case]:
     for dim in range(x.rank - spatial):
         if call.divides(x.shape[dim]):
             yield call.case({x.index: Shard(dim)}, Shard(dim))
-
-
-@rule(attention_op)
-def attention(call: Call) -> Iterator[Case]:
-    """Batch, or heads: query heads with the key-value heads of their groups; a single key-value head stays whole."""
-    q, k, v, bias, sinks = (call[name] for name in ("q", "k", "v", "bias", "sinks"))
-    named = call.axis in call["random_axes"]
-    rewrite = append_axis("random_axes") if call["dropout"] and not named else None
-    if not named:
-        yield call.all_whole()
-    for dim, whole in ((0, q.shape[0]), (1, q.shape[1])):
-        shared = dim == 1 and k.shape[1] == 1
-        if not call.divides(whole) or not (shared or call.divides(k.shape[dim])):
-            continue
-        placed: dict[int, Placement] = {o.index: Shard(dim) for o in ((q,) if shared else (q, k, v))}
-        own = dim - (q.rank - bias.rank) if bias is not None else -1
-        if bias is not None and own >= 0 and bias.shape[own] == whole:
-            placed[bias.index] = Shard(own)
-        if sinks is not None and dim == 1:
-            placed[sinks.index] = Shard(0)
-        yield call.case(placed, Shard(dim), rewrite=rewrite)

@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from hgc.ir.placement import Placement, Shard
+from hgc.ir.placement import Placement, Shard, zigzag, zigzag_runs
 from hgc.ir.rules.by_expert import is_by_expert
 from hgc.ir.rules.core import PARTIAL, TO_THE_END, WHOLE, Call, Case, Operand, overloads, rule, strided_inputs
 from hgc.ir.value import Size
@@ -127,12 +127,13 @@ def _group_cases(call: Call, operand: Operand, source: range, target: range) -> 
     outer: Size = sympy.Integer(1)
     for dim in source:
         found = operand.found if isinstance(operand.found, Shard) and operand.found.dim == dim else Shard(dim)
+        runs = zigzag_runs(found.parts)
         if call.divides(operand.shape[dim]):
             yield from _landing(call, operand, Shard(dim), outer, target)
         if not found.is_plain and (isinstance(found.parts, tuple) or is_by_expert(found)):
             yield from _unchanged(call, operand, found, outer, target)
         elif not found.is_plain:
-            yield from _landing(call, operand, found, outer * found.parts, target)
+            yield from _landing(call, operand, found, outer * (found.parts if runs is None else runs), target)
         outer = outer * operand.shape[dim]
 
 
@@ -141,8 +142,9 @@ def _landing(call: Call, operand: Operand, shard: Shard, runs: Size, target: ran
     for dim in target:
         parts = runs / prefix
         whole = sympy.denom(parts).is_Integer and call.number(runs) % call.number(prefix) == 0
-        if whole and call.number(call.shape[dim]) % (call.number(parts) * call.size) == 0:
-            yield call.case({operand.index: shard}, Shard(dim, _count(parts)))
+        in_zigzag = zigzag_runs(shard.parts) is not None
+        if whole and call.number(call.shape[dim]) % (call.number(parts) * call.size * (1 + in_zigzag)) == 0:
+            yield call.case({operand.index: shard}, Shard(dim, zigzag(parts) if in_zigzag else _count(parts)))
             return
         prefix = prefix * call.shape[dim]
 

@@ -120,12 +120,12 @@ class _Run:
         way, stage = action.kind[-1], action.stage
         for edge in [(stage, other) for other in self.after[stage]] if way == "F" else [(other, stage) for other in self.before[stage]]:
             message = self._message(edge, way)
-            stream = f"{SEND} {edge[0]}-{edge[1]}{way}"
+            stream = f"{SEND} {stage} to {edge[1] if way == 'F' else edge[0]}"
             begin = max(lane.now, lane.free[stream])
             end = lane.free[stream] = begin + message.seconds
             lane.total[SEND] += message.seconds
             if message.seconds:
-                lane.events.append(Event(SEND, begin, end, str(action)))
+                lane.events.append(Event(stream, begin, end, str(action)))
             self.arrivals[edge, way, action.micro_batch].append((lane.now, end))
             if self.work.sends_block:
                 lane.communicate_until(end, SEND)

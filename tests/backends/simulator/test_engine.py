@@ -58,7 +58,7 @@ def conserved(found: Timeline) -> None:
     for parts, events in zip(found.parts, found.events, strict=True):
         assert parts.step_s == pytest.approx(found.step_s)
         assert min(parts.bubble_s, *(axis.exposed_s for axis in parts.communication), 0.0) >= -1e-9
-        for row in {event.row for event in events} - {"pp"}:
+        for row in {event.row for event in events}:
             times = sorted((event.begin_s, event.end_s) for event in events if event.row == row)
             assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(times)), row
         busy = sum(event.end_s - event.begin_s for event in events if event.row in ("compute", "optimizer"))

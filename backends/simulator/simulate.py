@@ -1,0 +1,234 @@
+"""From lowered stages, plan and cluster to a simulation; see docs/design/simulator.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hgc.backends.simulator.engine import play
+from hgc.backends.simulator.memory import stage_memory
+from hgc.backends.simulator.simulation import Simulation
+from hgc.backends.simulator.stage_steps import StageWork
+from hgc.backends.simulator.stages import Sizes, StageProgram, handed, messages
+from hgc.backends.simulator.state_steps import optimizer_step
+from hgc.backends.simulator.units import StateTraffic, is_trained
+from hgc.backends.simulator.work import Meeting, Message, Step, Steps, Work
+from hgc.cluster import Cluster
+from hgc.cost.collectives import Kind, Place, place, time_s
+from hgc.cost.execution import EAGER, Execution
+from hgc.cost.memory import share_bytes
+from hgc.cost.places import axis_places, group_place, slowest_device
+from hgc.cost.stage_time import BlockTime, StageTimes
+from hgc.errors import ClusterError, HgcError
+from hgc.plan import Plan
+from hgc.schedule import Action, Schedule, in_flight, make
+from hgc.schedule import Kind as ActionKind
+from hgc.schedule.layout import Edge
+
+_NORM_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """What neither program nor plan decides. ``optimizer``: one of ``OPTIMIZERS``. ``clip``: gradients are scaled to a norm first."""
+
+    optimizer: str = "adamw"
+    clip: bool = False
+    execution: Execution = EAGER
+
+
+def simulate(
+    stages: Sequence[StageProgram],
+    plan: Plan,
+    cluster: Cluster,
+    sizes: Mapping[str, float] | None = None,
+    options: Options = Options(),
+    schedule: Schedule | None = None,
+) -> Simulation:
+    """Predict one training step.
+
+    Args:
+        stages: the plan's stages in order, or the one program of a plan without stages, lowered, with their costs.
+        sizes: symbol name -> size of the global batch, for those that differ from the example's; micro-batches divide the batch.
+        schedule: in place of the one that the plan names.
+
+    Raises:
+        HgcError: a size that no symbol has, an optimizer that is not known.
+        ClusterError: the cluster has fewer devices than the plan needs.
+        PlanError: the schedule gets stuck.
+    """
+    return _Simulator(tuple(stages), plan, cluster, sizes or {}, options).run(schedule)
+
+
+@dataclass(frozen=True)
+class _Simulator:
+    stages: tuple[StageProgram, ...]
+    plan: Plan
+    cluster: Cluster
+    given: Mapping[str, float]
+    options: Options
+
+    def __post_init__(self) -> None:
+        count = len(self.plan.strategies)
+        if len(self.stages) != count:
+            raise HgcError(f"the plan has {count} stages, {len(self.stages)} programs were given; give the program of each stage")
+        if self.plan.devices > self.cluster.devices:
+            raise ClusterError(f"the plan needs {self.plan.devices} devices, the cluster has {self.cluster.devices}; give a larger one")
+
+    def run(self, schedule: Schedule | None) -> Simulation:
+        edges = tuple(self.edges)
+        schedule = schedule or make(self.plan.schedule, self.ranks, self.plan.micro_batches, edges)
+        work = Work(_ActionSteps(self.work, schedule), self._messages(), tuple(self._end()), self.options.execution.sends_block)
+        timeline = play(schedule, work, edges)
+        return Simulation(
+            step_s=timeline.step_s,
+            parts=timeline.mean,
+            memory=stage_memory(self.stages, self.plan, self.sizes, in_flight(schedule), self.options.optimizer),
+            timeline=timeline,
+            devices=self.plan.devices,
+            micro_batches=self.plan.micro_batches,
+            schedule=self.plan.schedule if self.plan.stages else "",
+            notes=tuple(dict.fromkeys(note for stage in self.stages for note in stage.costs.notes)),
+        )
+
+    # -- sizes --------------------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Of the global batch."""
+        symbols = {symbol: found for stage in self.stages for symbol, found in stage.program.symbols.items()}
+        unknown = sorted(set(self.given) - {symbol.name for symbol in symbols})
+        if unknown:
+            raise HgcError(f"the program has no size {unknown[0]!r}; it has {', '.join(symbol.name for symbol in symbols) or 'none'}")
+        return {symbol: float(self.given.get(symbol.name, found.hint)) for symbol, found in symbols.items()}
+
+    @cached_property
+    def micro_sizes(self) -> Sizes:
+        """Of one micro-batch."""
+        batches = {symbol for stage in self.stages for symbol, found in stage.program.symbols.items() if found.meaning == "batch"}
+        return {symbol: size / self.plan.micro_batches if symbol in batches else size for symbol, size in self.sizes.items()}
+
+    # -- stages -------------------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def ranks(self) -> list[range]:
+        return [self.plan.ranks(stage) for stage in range(len(self.stages))]
+
+    @cached_property
+    def edges(self) -> list[Edge]:
+        """Stages follow one another even if nothing but the batch reaches a later one."""
+        return sorted(handed([stage.program for stage in self.stages]))
+
+    @cached_property
+    def traffic(self) -> list[StateTraffic]:
+        known: dict[tuple[int, int], StateTraffic] = {}
+        return [
+            known.setdefault((id(stage.program), strategy.zero), StateTraffic(stage.program, strategy.zero, self.plan.precision))
+            for stage, strategy in zip(self.stages, self.plan.strategies, strict=True)
+        ]
+
+    @cached_property
+    def work(self) -> list[StageWork]:
+        """Of each stage; equal stages on equal places are compiled and evaluated once."""
+        compiled: dict[tuple[int, str], StageTimes] = {}
+        evaluated: dict[tuple[int, str, str], dict[str, BlockTime]] = {}
+        found = []
+        for index, (stage, strategy, traffic) in enumerate(zip(self.stages, self.plan.strategies, self.traffic, strict=True)):
+            device = slowest_device(self.cluster, self.ranks[index])
+            places = axis_places(self.cluster, stage.program.mesh, self.ranks[index][0])
+            key = id(stage.costs), str(strategy)
+            if key not in compiled:
+                compiled[key] = StageTimes(stage.costs, strategy, self.plan.precision, self.options.execution)
+            situation = (*key, repr((device, places)))
+            if situation not in evaluated:
+                sizes = {symbol.name: size for symbol, size in self.micro_sizes.items()}
+                evaluated[situation] = compiled[key](sizes, device, places)
+            blocks = tuple((block.path or block.body, evaluated[situation][block.body]) for block in stage.program.blocks())
+            found.append(
+                StageWork(
+                    blocks=blocks,
+                    unit_of=tuple(traffic.unit_of),
+                    units=traffic.units,
+                    buckets=traffic.buckets,
+                    zero=strategy.zero if traffic.sharded else 0,
+                    axes=traffic.axes,
+                    seconds=_Collectives(self.cluster, stage.program.mesh, self.ranks[index][0]),
+                    execution=self.options.execution,
+                    runs_ahead=device.type == "cuda",
+                )
+            )
+        return found
+
+    def _messages(self) -> dict[tuple[Edge, str], Message]:
+        programs = [stage.program for stage in self.stages]
+        return messages(programs, self.plan, self.cluster, self.micro_sizes, self.options.execution)
+
+    # -- the end of the step ------------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> Iterator[Meeting]:
+        """Gradients summed, those of tied parameters over their stages too, then the norm, then the optimizer."""
+        everywhere = range(len(self.stages))
+        for stage in everywhere:
+            yield Meeting((stage,), self.work[stage].synchronised())
+        yield from self._tied()
+        if self.options.clip and self.plan.devices > 1:
+            seconds = time_s("all_reduce", _NORM_BYTES, place(self.cluster, range(self.plan.devices)))
+            yield Meeting(tuple(everywhere), (Step(seconds, "all ranks", "norm"),))
+        for stage in everywhere:
+            device = slowest_device(self.cluster, self.ranks[stage])
+            fused = self.options.execution.fused
+            yield Meeting((stage,), (optimizer_step(self.traffic[stage], device, self.options.optimizer, fused, self.options.clip),))
+
+    def _tied(self) -> Iterator[Meeting]:
+        """Copies of one parameter on several stages add up their gradients, rank by rank."""
+        by_stages: dict[tuple[int, ...], float] = {}
+        for stage, found in enumerate(self.stages):
+            for entry in found.program.state.values():
+                if entry.stages and entry.stages[0] == stage and is_trained(entry):
+                    held = float(share_bytes(entry, found.program, self.traffic[stage].is_sharded(entry)))
+                    by_stages[entry.stages] = by_stages.get(entry.stages, 0.0) + held
+        for stages, bytes_ in by_stages.items():
+            ranks = sorted({self.ranks[stage][0] for stage in stages})
+            if len(ranks) > 1:
+                yield Meeting(stages, (Step(time_s("all_reduce", bytes_, place(self.cluster, ranks)), "tied", "tied gradients"),))
+
+
+class _Collectives:
+    """Seconds of collectives among the ranks of a stage; each question is answered once."""
+
+    def __init__(self, cluster: Cluster, mesh: Mapping[str, int], first_rank: int) -> None:
+        self._cluster, self._mesh, self._first = cluster, dict(mesh), first_rank
+        self._places: dict[tuple[str, ...], Place] = {}
+        self._known: dict[tuple[Kind, tuple[str, ...], float], float] = {}
+
+    def __call__(self, kind: Kind, axes: tuple[str, ...], bytes_: float) -> float:
+        key = kind, axes, bytes_
+        if key not in self._known:
+            if axes not in self._places:
+                self._places[axes] = group_place(self._cluster, self._mesh, axes, self._first)
+            self._known[key] = time_s(kind, bytes_, self._places[axes])
+        return self._known[key]
+
+
+class _ActionSteps:
+    """The steps of each action; those of middle micro-batches are alike."""
+
+    def __init__(self, stages: Sequence[StageWork], schedule: Schedule) -> None:
+        self._stages = stages
+        self._known: dict[tuple[int, ActionKind, bool, bool], Steps] = {}
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        for ranks in schedule.groups:
+            for action in schedule.lists[ranks[0]]:
+                if action.kind == "F":
+                    self._first.setdefault(action.stage, action.micro_batch)
+                if action.kind in ("B", "W"):
+                    self._last[action.stage] = action.micro_batch
+
+    def __call__(self, action: Action) -> Steps:
+        first, last = action.micro_batch == self._first[action.stage], action.micro_batch == self._last[action.stage]
+        key = action.stage, action.kind, first, last
+        if key not in self._known:
+            self._known[key] = self._stages[action.stage].steps(action.kind, first=first, last=last)
+        return self._known[key]

@@ -1,0 +1,144 @@
+"""From the times of a stage's blocks to the steps of its actions: what overlaps with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hgc.backends.simulator.units import ROOT, Bucket, Unit
+from hgc.backends.simulator.work import COMPUTE, Step, Steps
+from hgc.cost.collectives import Kind as CollectiveKind
+from hgc.cost.execution import Execution
+from hgc.cost.stage_time import BlockTime, Segment
+from hgc.schedule import Kind
+
+Collective = Callable[[CollectiveKind, tuple[str, ...], float], float]
+"""``(kind, axes, bytes) -> seconds`` of a collective among the ranks of a stage."""
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """One stage: its blocks in order (where they stand, and their times), the state that moves, and how the runtime overlaps.
+
+    ``zero``: as in a strategy, 0 if nothing is sharded. ``axes``: over which units are gathered and scattered.
+    ``runs_ahead``: the device takes work in advance, so that a unit is gathered while the one before runs (CUDA; on a CPU FSDP2 waits).
+    """
+
+    blocks: tuple[tuple[str, BlockTime], ...]
+    unit_of: tuple[int, ...]
+    units: Mapping[int, Unit]
+    buckets: tuple[Bucket, ...]
+    zero: int
+    axes: tuple[str, ...]
+    seconds: Collective
+    execution: Execution
+    runs_ahead: bool
+
+    def steps(self, kind: Kind, *, first: bool, last: bool) -> Steps:
+        """Of forward or backward; ``first``: of the training step's first micro-batch, ``last``: of its last."""
+        if kind == "F":
+            return tuple(self._forward(gathers=self.zero == 3 or (self.zero > 0 and first)))
+        return tuple(self._backward(kind, last))
+
+    # -- forward ------------------------------------------------------------------------------------------------------------------------
+
+    def _forward(self, gathers: bool) -> Iterator[Step]:
+        order = [unit for unit in self.unit_of if unit != ROOT] if gathers else []
+        if gathers:
+            yield self._gather(ROOT, "")
+        yield from self._prefetch(order, 0)
+        for position, (path, time) in enumerate(self.blocks):
+            unit = self.unit_of[position]
+            if unit in order:
+                yield from self._whole(order, order.index(unit))
+            yield from _block(path, time.forward)
+
+    def _prefetch(self, order: Sequence[int], index: int) -> Iterator[Step]:
+        """Start to gather a unit while the one before it runs."""
+        if self.runs_ahead and index < len(order):
+            yield self._gather(order[index], f"gather {order[index]}")
+
+    def _whole(self, order: Sequence[int], index: int) -> Iterator[Step]:
+        """Wait until a unit is gathered, and start the next."""
+        unit = order[index]
+        yield Step(wait=f"gather {unit}") if self.runs_ahead else self._gather(unit, "")
+        yield from self._prefetch(order, index + 1)
+
+    def _gather(self, unit: int, key: str) -> Step:
+        seconds = self.seconds("all_gather", self.axes, self.units[unit].gathered_bytes)
+        return Step(seconds, "+".join(self.axes), f"gather {self._name(unit)}", key=key)
+
+    def _name(self, unit: int) -> str:
+        return "root" if unit == ROOT else self.blocks[self.unit_of.index(unit)][0]
+
+    # -- backward -----------------------------------------------------------------------------------------------------------------------
+
+    def _backward(self, kind: Kind, last: bool) -> Iterator[Step]:
+        gathers = self.zero == 3 and kind != "W"
+        scatters = kind != "I" and (self.zero > 1 or (self.zero == 1 and last))
+        order = [unit for unit in reversed(self.unit_of) if unit != ROOT] if gathers else []
+        waiting = ""
+        yield from self._prefetch(order, 0)
+        for position, (path, time) in reversed(list(enumerate(self.blocks))):
+            unit = self.unit_of[position]
+            if unit in order:
+                yield from self._whole(order, order.index(unit))
+            yield from _block(path, _of_kind(time.backward, kind), overlaps=self.execution.overlap_products)
+            if scatters and unit != ROOT:
+                yield from self._scatter(unit, waiting)
+                waiting = f"scatter {unit}"
+            if last and kind != "I" and self.execution.overlap_gradients:
+                yield from self._buckets(position)
+        if scatters:
+            yield from self._scatter(ROOT, waiting)
+            yield Step(wait=f"scatter {ROOT}")
+
+    def _scatter(self, unit: int, waiting: str) -> Iterator[Step]:
+        """Sum and share out the gradients of a unit; the one before has to be through, whose memory is used again."""
+        seconds = self.seconds("reduce_scatter", self.axes, self.units[unit].summed_bytes)
+        if waiting:
+            yield Step(wait=waiting)
+        yield Step(seconds, "+".join(self.axes), f"scatter {self._name(unit)}", key=f"scatter {unit}" if self.runs_ahead else "")
+
+    def _buckets(self, position: int) -> Iterator[Step]:
+        """Buckets whose last gradient a block has made, if those before have started."""
+        earlier = len(self.blocks)
+        for index, bucket in enumerate(self.buckets):
+            earlier = min(earlier, bucket.block)
+            if earlier == position:
+                yield self._bucket(index, f"bucket {index}")
+
+    def _bucket(self, index: int, key: str) -> Step:
+        bucket = self.buckets[index]
+        return Step(self.seconds("all_reduce", bucket.axes, bucket.bytes), "+".join(bucket.axes), f"bucket {index}", key=key)
+
+    def synchronised(self) -> Steps:
+        """At the end of the training step: all buckets are summed."""
+        if not self.execution.overlap_gradients:
+            return tuple(self._bucket(index, "") for index in range(len(self.buckets)))
+        return tuple(Step(wait=f"bucket {index}") for index in range(len(self.buckets)))
+
+
+def _of_kind(segments: Iterable[Segment], kind: Kind) -> list[Segment]:
+    return [segment for segment in segments if kind == "B" or segment.weight == (kind == "W")]
+
+
+def _block(path: str, segments: Sequence[Segment], overlaps: bool = False) -> Iterator[Step]:
+    """Segments one after the other; if ``overlaps``, weights' products run beside the collective in front of them."""
+    computed, waiting = 0.0, ""
+    for index, segment in enumerate(segments):
+        if segment.collective:
+            if computed:
+                yield Step(computed, COMPUTE, path)
+            beside = overlaps and index + 1 < len(segments) and segments[index + 1].weight
+            waiting = f"beside {index}" if beside else ""
+            yield Step(segment.seconds, segment.axis, f"{segment.collective} {path}", key=waiting)
+            computed = 0.0
+        elif waiting:
+            yield Step(segment.seconds, COMPUTE, path)
+            yield Step(wait=waiting)
+            waiting = ""
+        else:
+            computed += segment.seconds
+    if computed:
+        yield Step(computed, COMPUTE, path)

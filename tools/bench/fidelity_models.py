@@ -5,6 +5,7 @@ What a row leaves out comes from ``model_architectures.csv``, and then from :dat
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +45,9 @@ FAMILIES = (
     Family(("bloom",), False, "gelu", False, False, True, True, 250880, "BLOOM, arXiv:2211.05100; ALiBi costs nothing beside its scores"),
     Family(("internlm",), True, "silu", True, True, False, False, 103168, "InternEvo, configs/7B_sft.py"),
     Family(("llama", "mistral", "qwen"), True, "silu", True, True, False, False, 32000, "Llama 2, arXiv:2307.09288"),
-    Family(("gpt", "mcore"), False, "gelu", False, False, True, True, 51200, "Megatron-LM: GPT-2's 50257 tokens, padded"),
+    Family(
+        ("gpt", "mcore", "mt-nlg", "megatron"), False, "gelu", False, False, True, True, 51200, "Megatron-LM: GPT-2's 50257 tokens, padded"
+    ),
 )
 """Looked up in order, by a word in ``arch`` or ``model``. A feed-forward width that is missing is 4 x hidden, where nothing is gated."""
 
@@ -71,56 +74,43 @@ class Architecture:
     flash: bool
 
 
-def architecture(row: Row, shapes: dict[str, Shape], dropout: float, flash: bool) -> tuple[Architecture, tuple[str, ...]]:
-    """The architecture of a row, and a sentence for each thing assumed. Raises :class:`NotRebuilt` if the shape is not known."""
-    shape = shapes.get(row.arch)
-    family = family_of(row)
+def architecture(
+    row: Row, shapes: Mapping[str, Shape], siblings: Sequence[Row], dropout: float, flash: bool
+) -> tuple[Architecture, tuple[str, ...]]:
+    """The architecture of a row, and a sentence for each thing assumed. Raises :class:`NotRebuilt` if the shape is not known.
+
+    ``siblings``: rows of the same dataset; where a row leaves out its heads, it has those of the nearest one of its width.
+    """
+    shape, family = shapes.get(row.arch), family_of(row)
     if shape is not None and shape.n_experts:
         raise NotRebuilt("it is a mixture of experts")
-
-    def stated(name: str) -> int | None:
-        found: int | None = getattr(row, name)
-        return found if found is not None or shape is None else getattr(shape, name)
-
-    missing = [name for name in ("layers", "hidden", "seq_len") if stated(name) is None] if row.seq_len is None else []
-    missing = missing or [name for name in ("layers", "hidden") if stated(name) is None]
-    if missing:
-        raise NotRebuilt(f"the source does not state {', '.join(missing)}")
-    layers, hidden = stated("layers") or 0, stated("hidden") or 0
-    heads, ffn, vocab = stated("heads"), stated("ffn"), stated("vocab")
+    known = {name: _stated(row, shape, name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
+    length = row.seq_len or (shape.seq_len_default if shape is not None else None)
+    missing = [name for name in ("layers", "hidden") if not known[name]] + ([] if length else ["seq_len"])
     gated = bool(shape.gated_mlp) if shape is not None and shape.gated_mlp is not None else family.gated
-    notes = []
-    if heads is None:
-        heads = _usual_heads(hidden, row)
-        notes.append(f"heads are not stated, {heads} assumed (about 128 wide, as tp needs)")
-    if ffn is None:
-        if gated:
-            raise NotRebuilt("the source does not state ffn, and a gated layer has no usual one")
-        ffn = 4 * hidden
-        notes.append("ffn is not stated, 4 x hidden assumed")
-    if vocab is None:
-        vocab = family.vocab
-        notes.append(f"vocab is not stated, {vocab} assumed ({family.source})")
+    missing += ["ffn"] if gated and not known["ffn"] else []
+    if missing or not length:
+        raise NotRebuilt(f"the source does not state {', '.join(missing)}")
+    layers, hidden = known["layers"] or 0, known["hidden"] or 0
+    heads, said = (known["heads"] or 0, "") if known["heads"] else _usual_heads(row, hidden, siblings)
     head_dim = shape.head_dim if shape is not None and shape.head_dim else hidden // heads
+    notes = [
+        said,
+        "" if row.seq_len else f"the sequence length is not stated, {length} assumed, usual for {row.arch}",
+        "" if known["ffn"] else "ffn is not stated, 4 x hidden assumed",
+        "" if known["vocab"] else f"vocab is not stated, {family.vocab} assumed ({family.source})",
+    ]
+    tied = family.tied if shape is None or shape.tied_embeddings is None else bool(shape.tied_embeddings)
     made = Architecture(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=stated("kv_heads") or heads,
-        head_dim=head_dim,
-        ffn=ffn,
-        vocab=vocab,
-        positions=row.seq_len or 0,
-        gated=gated,
-        activation=family.activation,
-        rms=family.rms,
-        rotary=family.rotary,
-        bias=family.bias,
-        tied=bool(shape.tied_embeddings) or family.tied if shape is not None else family.tied,
-        dropout=dropout,
-        flash=flash,
+        *(layers, hidden, heads, known["kv_heads"] or heads, head_dim, known["ffn"] or 4 * hidden, known["vocab"] or family.vocab, length),
+        *(gated, family.activation, family.rms, family.rotary, family.bias, tied, dropout, flash),
     )
-    return made, tuple(notes)
+    return made, tuple(note for note in notes if note)
+
+
+def _stated(row: Row, shape: Shape | None, name: str) -> int | None:
+    found: int | None = getattr(row, name)
+    return found if found is not None or shape is None else getattr(shape, name)
 
 
 def family_of(row: Row) -> Family:
@@ -136,13 +126,19 @@ def family_of(row: Row) -> Family:
     raise NotRebuilt(f"the model {row.model!r} is of no known family")
 
 
-def _usual_heads(hidden: int, row: Row) -> int:
-    """The number of heads nearest to 128 channels each that divides the width and that tp divides."""
+def _usual_heads(row: Row, hidden: int, siblings: Sequence[Row]) -> tuple[int, str]:
+    """Heads of a row that does not state them, and the sentence that says so."""
+    alike = [other for other in siblings if other.dataset == row.dataset and other.hidden == hidden and other.heads]
+    if alike:
+        nearest = min(alike, key=lambda other: abs((other.layers or 0) - (row.layers or 0)))
+        heads = nearest.heads or 1
+        return heads, f"heads are not stated, {heads} assumed as in {nearest.id}"
     tp = row.tp or 1
-    options = [heads for heads in range(tp, hidden // 16, tp) if hidden % heads == 0 and (hidden // heads) % 2 == 0]
+    options = [heads for heads in range(tp, hidden // 16 + 1, tp) if hidden % heads == 0 and hidden // heads % 2 == 0]
     if not options:
         raise NotRebuilt(f"the source does not state heads, and no number of heads fits hidden {hidden} and tp {tp}")
-    return min(options, key=lambda heads: abs(hidden / heads - 128))
+    heads = min(options, key=lambda heads: abs(hidden / heads - 128))
+    return heads, f"heads are not stated, {heads} assumed: nearest to 128 channels each"
 
 
 def build(found: Architecture, dtype: torch.dtype = torch.bfloat16) -> nn.Module:

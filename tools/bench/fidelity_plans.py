@@ -1,7 +1,7 @@
 """The plan, precision and cluster of a published row.
 
-Everything that a row leaves out is assumed here, in two tables: :data:`GENERATIONS` (how frameworks of a time ran) and :data:`NETWORKS` (what
-joined the nodes). Nothing in them is fitted to a step time; a sentence for each assumption goes with the row.
+Everything that a row leaves out is assumed here, in two tables: :data:`GENERATIONS` (how frameworks of a time ran) and
+:data:`NETWORKS` (what joined the nodes). Nothing in them is fitted to a step time; a sentence for each assumption goes with the row.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def layout_of(row: Row, layers: int) -> Layout:
     micro_batches = gbs // (dp * mbs)
     vpp, said = _virtual(row, pp, layers, micro_batches)
     zero, cut = _zero(row, dp)
-    return Layout(tp, pp, vpp, cp, dp, mbs, micro_batches, zero, tuple([*notes, *said, *cut]))
+    return Layout(tp, pp, vpp, cp, dp, mbs, micro_batches, zero, (*notes, *said, *cut))
 
 
 def _degrees(row: Row) -> tuple[int, int, list[str]]:
@@ -208,7 +208,7 @@ def _zero(row: Row, dp: int) -> tuple[int, list[str]]:
 
 
 def stage_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage: equal; or embedding and loss count as a layer each; or the first stages have one more (DeepSpeed's uniform cut)."""
+    """Layers of each stage: equal; or embedding and loss count as one each; or the first stages have one more (DeepSpeed's uniform cut)."""
     if layers % stages == 0:
         return (layers // stages,) * stages
     if (layers + 2) % stages == 0 and stages > 2:

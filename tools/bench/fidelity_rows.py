@@ -1,6 +1,7 @@
 """Published training runs as typed rows: CSV files with the columns of ``training_throughput.csv``, read strictly.
 
-Every file with those columns is read, others are skipped; an empty cell means that the source does not say. Errors name file, line and column.
+Every file with those columns is read, others are skipped; an empty cell means that the source does not say. Errors name file, line
+and column.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MARKS = ("id", "dataset", "gpu", "gpus", "step_time_s", "step_time_kind")
 
 @dataclass(frozen=True)
 class Row:
-    """One published run. ``None`` or ``""``: not stated. ``mbs`` and ``gbs`` in sequences, ``mem_gib`` as printed, ``place``: file and line."""
+    """One published run. ``None`` or ``""``: not stated. ``mbs``, ``gbs``: sequences. ``mem_gib``: as printed. ``place``: file, line."""
 
     id: str
     dataset: str

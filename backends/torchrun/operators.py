@@ -268,6 +268,7 @@ def _cast(o: Operation) -> Expression | None:
 def _attention(o: Operation) -> Expression:
     """torch's own function where it says everything."""
     plain = o["sinks"] is None and not o["softcap"] and not o["window"] and not (o["dropout"] and o["random_axes"])
+    plain = plain and o["exchange_axis"] is None and o["ring_axis"] is None
     q, k = (value(o[name]).shape for name in ("q", "k"))
     texts = {name: "" if o.is_default(name) else o.text(name) for name in list(o.arguments)[3:]}
     inputs = [o.text(name) for name in "qkv"]

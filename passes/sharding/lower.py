@@ -145,8 +145,12 @@ class _AxisLowering:
         dim, size = placement.dim, value.shape[placement.dim]
         if not isinstance(size, sympy.Symbol) or self.program.symbols[size].meaning == "batch":
             return None
-        ranks = math.prod(self.mesh[axis] for axis, p in value.placements if isinstance(p, Shard) and p.dim == dim)
-        relation: sympy.Basic = sympy.Eq(sympy.Mod(size, ranks), 0)
+        ranks = multiple = 1
+        for axis, p in value.placements:
+            if isinstance(p, Shard) and p.dim == dim:
+                ranks *= self.mesh[axis]
+                multiple = math.lcm(multiple, ranks * (1 if zigzag_runs(p.parts) is None else 2))
+        relation: sympy.Basic = sympy.Eq(sympy.Mod(size, multiple), 0)
         return relation
 
     def _by_name(self, name: str, value: Value) -> Placement:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,8 +49,12 @@ _COLLECTIVES = {
 }
 
 
-def measure(program: Program, name: str) -> BodyCost:
+def measure(
+    program: Program, name: str, dtypes: Sequence[torch.dtype | None] | None = None, autocast: torch.dtype | None = None
+) -> BodyCost:
     """The costs of one call of a body of ``program`` on one rank of its mesh, in its symbols.
+
+    ``dtypes``: of the body's inputs, where they are not those of the trace; ``autocast``: what torch's autocast computes products in.
 
     A node that cannot run on fake tensors is counted as keeping all its operands and results, without FLOPs; ``BodyCost.notes`` says so.
     """
@@ -58,7 +62,7 @@ def measure(program: Program, name: str) -> BodyCost:
     groups = {axis: Group(axis, size, 0, None) for axis, size in program.mesh.items()}  # type: ignore[arg-type]
     with running_in(mode), ops.use(groups):
         sizes = FakeSizes(mode, program.mesh, program.symbols, as_traced=bool(program.assumptions))
-        return _Run(name, sizes, program.mesh, program.hints()).measure(program.body(name))
+        return _Run(name, sizes, program.mesh, program.hints(), autocast).measure(program.body(name), dtypes)
 
 
 @dataclass
@@ -76,8 +80,15 @@ class _Seen:
 
 
 class _Run:
-    def __init__(self, name: str, sizes: FakeSizes, mesh: Mapping[str, int], hints: Mapping[sympy.Symbol, int]) -> None:
-        self.name, self.sizes, self.mesh, self.hints = name, sizes, dict(mesh), dict(hints)
+    def __init__(
+        self,
+        name: str,
+        sizes: FakeSizes,
+        mesh: Mapping[str, int],
+        hints: Mapping[sympy.Symbol, int],
+        autocast: torch.dtype | None,
+    ) -> None:
+        self.name, self.sizes, self.mesh, self.hints, self.autocast = name, sizes, dict(mesh), dict(hints), autocast
         self.values: dict[fx.Node, Any] = {}
         self.owners: dict[int, int] = {}  # storage -> position of the body input that it belongs to
         self.kept: dict[int, Tensor] = {}  # storage -> a tensor that keeps it alive
@@ -85,10 +96,10 @@ class _Run:
         self.weights: set[fx.Node] = set()  # parameters, and what is computed of them alone
         self.notes: list[str] = []
 
-    def measure(self, body: fx.GraphModule) -> BodyCost:
+    def measure(self, body: fx.GraphModule, dtypes: Sequence[torch.dtype | None] | None) -> BodyCost:
         inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
-        for position, node in enumerate(inputs):
-            self.values[node] = self._fake(_value(node))
+        for position, (node, dtype) in enumerate(zip(inputs, dtypes or [None] * len(inputs), strict=True)):
+            self.values[node] = self._fake(_value(node), dtype)
             self.owners[storage_key(self.values[node])] = position
             self.memory[storage_key(self.values[node])] = node.name
             if info(node).role == "parameter":
@@ -109,8 +120,8 @@ class _Run:
             self.hints,
         )
 
-    def _fake(self, value: Value) -> Tensor:
-        made = torch.empty([self.sizes.make(size) for size in value.local_shape(self.mesh)], dtype=value.dtype)
+    def _fake(self, value: Value, dtype: torch.dtype | None = None) -> Tensor:
+        made = torch.empty([self.sizes.make(size) for size in value.local_shape(self.mesh)], dtype=dtype or value.dtype)
         return made.requires_grad_(value.requires_grad)
 
     def _trivial(self, node: fx.Node) -> bool:
@@ -150,7 +161,11 @@ class _Run:
         seen = _Seen()
         function: Any = STAND_INS.get(node.target, node.target)
         args = fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, self.values.get(n)))
-        with self._watching(seen, seen.forward, backward=False), torch.autograd.graph.saved_tensors_hooks(_keep_in(seen.saved), _same):
+        with (
+            self._casting(),
+            self._watching(seen, seen.forward, backward=False),
+            torch.autograd.graph.saved_tensors_hooks(_keep_in(seen.saved), _same),
+        ):
             result = function(*args[0], **args[1])
         wanted = [t for t in operands.values() if t.requires_grad]
         given = [t for t in _tensors(result) if t.requires_grad and not any(t is operand for operand in wanted)]
@@ -162,8 +177,15 @@ class _Run:
                 torch.autograd.grad(given, wanted, gradients, allow_unused=True)
             if mixed:
                 frozen = {n: t.detach() if n in self.weights else t for n, t in operands.items()}
-                seen.input_only = _backward_alone(function, node, {**self.values, **frozen}, inputs)
+                args = fx.map_arg((node.args, node.kwargs), lambda n: frozen.get(n, self.values.get(n)))
+                with self._casting():
+                    again = _tensors(function(*args[0], **args[1]))
+                seen.input_only = _backward_alone(again, inputs)
         return result, seen
+
+    def _casting(self) -> AbstractContextManager[Any]:
+        """What forward runs in; casts of parameters are not shared between operators, as they are not between micro-batches."""
+        return nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast, cache_enabled=False)
 
     @contextmanager
     def _watching(self, seen: _Seen, recorder: Recorder, backward: bool) -> Iterator[None]:
@@ -296,7 +318,8 @@ class _Run:
 
     def _output(self, name: str, tensor: Tensor) -> OutputCost:
         key = storage_key(tensor)
-        return OutputCost(self._bytes(tensor), self._storage_bytes(tensor), key in self.kept, self.owners.get(key), name)
+        input_, memory = self.owners.get(key), self.memory[key]
+        return OutputCost(self._bytes(tensor), self._storage_bytes(tensor), key in self.kept, input_, name, memory, tensor.dtype)
 
     def _sum(self, tensors: Sequence[Tensor]) -> Size:
         return sympy.Add(*map(self._bytes, tensors))
@@ -308,11 +331,10 @@ class _Run:
         return self.sizes.expression(tensor.untyped_storage().nbytes())
 
 
-def _backward_alone(function: Any, node: fx.Node, values: Mapping[fx.Node, Any], wanted: list[Tensor]) -> Recorder:
+def _backward_alone(results: list[Tensor], wanted: list[Tensor]) -> Recorder:
     """What the backward of a node runs if only some operands have gradients."""
     recorder = Recorder()
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-    given = [t for t in _tensors(function(*args, **kwargs)) if t.requires_grad]
+    given = [t for t in results if t.requires_grad]
     gradients = [torch.empty_like(t) for t in given]
     with recording(recorder), watching_calls(recorder.report):
         torch.autograd.grad(given, wanted, gradients, allow_unused=True)

@@ -81,10 +81,16 @@ def attention(
             window = 0
         if window or (causal and bias is not None):
             bias = _masked(bias, _allowed(q, k, causal, window))
+        q, k, v = (_lowered(x) for x in (q, k, v))
         if bias is not None and bias.dtype == torch.bool:
             bias = bias.to(q.dtype)  # kernels add their masks
         return _apply(_FusedAttention, q, k, v, bias, causal, window)
     return real_attention(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
+
+
+def _lowered(x: Tensor) -> Tensor:
+    """As autocast gives operands to the kernel."""
+    return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 
 def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:

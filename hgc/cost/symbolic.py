@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import sympy
+import torch
 from numpy.typing import NDArray
 
 from hgc.cost.kernels import NO_KERNELS, Kernels
@@ -131,13 +132,16 @@ class NodeCost:
 
 @dataclass(frozen=True)
 class OutputCost:
-    """A result of a body: its bytes, those of the memory it lives in, whether the body keeps that, and the input whose memory it is."""
+    """A result of a body: its bytes, those of the memory it lives in, whether the body keeps that, and the input whose memory it is;
+    names of the value and of its memory, as in :class:`Result`."""
 
     value_bytes: Size
     storage_bytes: Size
     kept: bool
     input: int | None = None
     name: str = ""
+    memory: str = ""
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)

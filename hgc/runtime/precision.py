@@ -62,6 +62,11 @@ def read_precision(precision: Precision) -> Dtypes:
     stay as wide as float32. Without ``compute`` everything, inputs and buffers too, is in the dtype of the parameters.
     """
     _check(precision)
+    return meaning(precision)
+
+
+def meaning(precision: Precision) -> Dtypes:
+    """:func:`read_precision` of any precision, also of those that programs cannot run in, for whoever only predicts."""
     narrow = precision.compute in _NARROW
     kept = precision.parameters or ("" if narrow else precision.compute)
     others = "float32" if narrow and kept in _NARROW else kept

@@ -21,20 +21,21 @@ from hgc.passes.base import Pipeline
 from hgc.passes.sharding.data_parallel import DataParallel
 from hgc.passes.sharding.limits import check_limits
 from hgc.passes.sharding.pad_vocabulary import PadVocabulary
+from hgc.passes.sharding.recompute import Recompute
 from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan
 from hgc.runtime import Trainer
-from hgc.strategy import Strategy
+from hgc.strategy import ZERO_STAGES, Strategy
 from hgc.tracing import trace
 
 PlanLike = Plan | Strategy | str | Path | Callable[[Program, Cluster], Plan]
 
 
 def default_pipeline() -> Pipeline:
-    """The transforms in order: one mesh axis after the other, major axis first."""
-    return Pipeline((PadVocabulary(), DataParallel(), ContextParallel(), Ulysses(), TensorParallel()))
+    """The transforms in order: one mesh axis after the other, major axis first; then what runs twice."""
+    return Pipeline((PadVocabulary(), DataParallel(), ContextParallel(), Ulysses(), TensorParallel(), Recompute()))
 
 
 def compile(
@@ -77,10 +78,9 @@ def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) ->
     start = traced.copy()
     start.reference = traced
     program = (pipeline or default_pipeline()).apply(start, plan, lambda program, _: verify_program(program))
-    if plan.strategy.zero == 3:
-        program.report.append(
-            "zero 3: parameters, gradients and optimizer state are sharded over dp when the program runs, not in the graph"
-        )
+    if plan.strategy.zero:
+        kept = ZERO_STAGES[plan.strategy.zero].removesuffix(" sharded")
+        program.report.append(f"zero {plan.strategy.zero}: {kept} are sharded over dp when the program runs, not in the graph")
     return program
 
 

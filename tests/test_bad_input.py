@@ -123,7 +123,7 @@ PLAN = [
     ),
     Mistake(f"{WORKS} --devices 4 --plan pp4", "unknown word 'pp4' in strategy 'pp4'; did you mean"),
     Mistake(f"{WORKS} --devices 4 --plan dp", "has no size; write for example 'dp2'"),
-    Mistake(f"{WORKS} --devices 4 --plan dp4,zero2", "emitted programs know zero 0 and 3, not 2; the nearest is 3"),
+    Mistake(f"{WORKS} --devices 4 --plan dp4,zero4", "zero is 4; expected 0, 1, 2 or 3, and the nearest is 3"),
     Mistake(f"{WORKS} --devices 4 --plan tp4,zero3", "zero is 3 but dp is 1"),
     Mistake(f"{WORKS} --devices 4 --plan dp-4", "dp is -4; expected a whole number of 1 or more"),
     Mistake(f"{WORKS} --devices 4 --plan plan.json", "plan file 'plan.json' does not exist; check the path"),

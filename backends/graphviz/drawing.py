@@ -131,11 +131,17 @@ class _Picture:
         sizes = [self.program.state[str(node.target).removeprefix(STATE)] for node in step.node.all_input_nodes if node.op == "get_attr"]
         number = sum(int(entry.value.numel) for entry in sizes if entry.kind == "parameter")
         words = [f"{naming.quantity(number)} parameters{' each' if count > 1 else ''}"] if number else []
+        words += ["recomputed in backward"] if self._recomputed(step.node) else []
         if step.node.op == "call_module":
             groups = grouping.groups(self.program.body(step.key))
             names = [naming.operator_name(group.last) for group in groups if not naming.is_collective(group.last)]
             words = [", ".join(names), *words] if 0 < len(names) <= 3 else words
         return " · ".join(words)
+
+    def _recomputed(self, node: fx.Node) -> bool:
+        """The block, or its attention."""
+        inside = self.program.body(str(node.target).removeprefix(BODIES)).graph.nodes if node.op == "call_module" else []
+        return info(node).recompute or any(info(n).recompute for n in inside if "hgc" in n.meta)
 
     def _collectives(self, step: _Step) -> list[str]:
         """What the block sends in forward: ``all_gather tp × 2``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from textwrap import wrap
 
 import torch
@@ -18,7 +19,8 @@ from hgc.backends.torchrun.sizes import Symbols
 from hgc.ir.placement import Shard
 from hgc.ir.program import STATE, Program, SymbolInfo
 from hgc.ir.value import value
-from hgc.plan import Plan
+from hgc.plan import Plan, Precision
+from hgc.strategy import ZERO_STAGES
 
 CONSTANTS = "constants.pt"
 """File next to ``program.py`` with the values of buffers that no checkpoint holds."""
@@ -77,7 +79,9 @@ def plan_lines(program: Program, plan: Plan, symbols: Symbols) -> Iterator[str]:
         ),
         (f"symbols={_mapping(sizes)}" if sizes else "", ""),
         (f"inputs={_mapping(inputs)}", ""),
-        (f"zero={plan.strategy.zero}", ""),
+        (f"zero={plan.strategy.zero}", ZERO_STAGES[plan.strategy.zero] if plan.strategy.zero else ""),
+        (f"precision={_precision(plan.precision)}" if plan.precision != Precision() else "", ""),
+        (f"micro_batches={plan.micro_batches}" if plan.micro_batches > 1 else "", "parts of a rank's batch, one after the other"),
     ]
     if program.mesh:
         fields.append((f"data_axes={sequence(map(quote, data_axes(program.state, program.mesh)))}", ""))
@@ -90,9 +94,14 @@ def plan_lines(program: Program, plan: Plan, symbols: Symbols) -> Iterator[str]:
     yield "PLAN = rt.PlanInfo("
     for text, remark in fields:
         if text:
-            *first, last = wrapped(f"{text}", _WIDTH) if "rt." not in text else _exploded(text)
+            *first, last = _exploded(text) if "={" in text and "rt." in text else wrapped(text, _WIDTH)
             yield from indent([*first, f"{last},{f'  # {remark}' if remark else ''}"])
     yield ")"
+
+
+def _precision(precision: Precision) -> str:
+    given = ((field.name, getattr(precision, field.name)) for field in fields(precision))
+    return f"rt.Precision({', '.join(f'{name}={quote(dtype)}' for name, dtype in given if dtype)})"
 
 
 def _exploded(text: str) -> list[str]:

@@ -77,7 +77,7 @@ def _repeat(calls: Sequence[Call], start: int, period: int) -> Loop | None:
 
 def _step(a: Call, b: Call) -> int | None:
     """How the index grows between two calls of one attribute."""
-    if a.group is not b.group or len(a.arguments) != len(b.arguments) or len(a.results) != len(b.results):
+    if a.group is not b.group or len(a.arguments) != len(b.arguments) or len(a.results) != len(b.results) or a.recompute != b.recompute:
         return None
     if a.index is None or b.index is None:
         return 0 if a.index is b.index else None

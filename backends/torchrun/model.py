@@ -96,7 +96,7 @@ class ForwardPrinter:
 
     def _call(self, call: Call, position: int) -> list[str]:
         target = f"self.{call.group.attribute}" + (f"[{call.index}]" if call.index is not None else "")
-        source = f"{target}({', '.join(self.variables[a] for a in call.arguments)})"
+        source = _invoke(call, target, [self.variables[a] for a in call.arguments])
         self._release(position)
         names: list[str | None] = []
         for result in call.results:
@@ -169,7 +169,7 @@ class ForwardPrinter:
                     names[number, j] = results[-1] or ""
                     if (number, j) not in outlives and (number, j) not in last_read:
                         self.scope.release(names[number, j])
-            lines += wrapped(self._assign(call, f"{targets[number]}({', '.join(arguments)})", results), ROOM - 4)
+            lines += wrapped(self._assign(call, _invoke(call, targets[number], arguments), results), ROOM - 4)
         for slot in outlives & names.keys():
             self.scope.release(names[slot])
         return lines, names
@@ -194,6 +194,10 @@ class _Chain:
     slot: Slot
     variable: str
     last_read: int
+
+
+def _invoke(call: Call, target: str, arguments: Sequence[str]) -> str:
+    return f"rt.recompute({', '.join([target, *arguments])})" if call.recompute else f"{target}({', '.join(arguments)})"
 
 
 def _slots(calls: Sequence[Call]) -> dict[Slot, fx.Node]:

@@ -23,7 +23,7 @@ from hgc.errors import ArtifactError
 from hgc.ir import ops
 from hgc.ir.ops.attention import attention
 from hgc.ir.rules.core import named_arguments
-from hgc.ir.value import Size, value
+from hgc.ir.value import Size, info, value
 
 Printer: TypeAlias = Callable[[Operation], Expression | None]
 """``None`` if the call has arguments that the better form cannot say."""
@@ -133,7 +133,14 @@ def print_operation(operation: Operation) -> Expression:
     """The most readable source with exactly the meaning of the call."""
     printer = _TABLE.get(operation.target)
     printed = printer(operation) if printer is not None else None
-    return printed if printed is not None else _as_it_is(operation)
+    printed = printed if printed is not None else _as_it_is(operation)
+    return _again(printed) if info(operation.node).recompute else printed
+
+
+def _again(printed: Expression) -> Expression:
+    """``f(x)`` that is run again in backward."""
+    function, _, arguments = printed.text.partition("(")
+    return Expression(f"rt.recompute({function}, {arguments}")
 
 
 def is_pure(node: fx.Node) -> bool:

@@ -36,6 +36,11 @@ class Call:
     arguments: tuple[fx.Node, ...]
     results: tuple[fx.Node | None, ...]
 
+    @property
+    def recompute(self) -> bool:
+        """Does the block run again in backward?"""
+        return info(self.block.node).recompute
+
 
 _NUMBER = re.compile(r"(?:^|(?<=\.))(\d+)(?=\.|$)")
 

@@ -74,7 +74,8 @@ def _block_lines(program: Program) -> list[str]:
         shapes = ", ".join(_value(v, program.mesh) for v in results)
         passed = [a.name for a in first.node.args if isinstance(a, fx.Node) and info(a).role not in _ROOT_STATE]
         held = sum(1 for a in first.node.args if isinstance(a, fx.Node) and info(a).role in _ROOT_STATE)
-        lines.append(f"{where or first.body}{count}: {first.body}({', '.join(passed)}, {held} weights) -> {shapes}")
+        again = "  recomputed" if info(first.node).recompute else ""
+        lines.append(f"{where or first.body}{count}: {first.body}({', '.join(passed)}, {held} weights) -> {shapes}{again}")
     return lines
 
 
@@ -82,12 +83,17 @@ def _runs(blocks: list[Block]) -> Iterator[_Run]:
     """Neighbours that call the same body from the same list of modules."""
     current: list[Block] = []
     for block in blocks:
-        if current and (block.body != current[-1].body or not block.path or _stem(block.path) != _stem(current[-1].path)):
+        if current and not _alike(current[-1], block):
             yield _Run(current)
             current = []
         current.append(block)
     if current:
         yield _Run(current)
+
+
+def _alike(before: Block, block: Block) -> bool:
+    same = block.body == before.body and info(block.node).recompute == info(before.node).recompute
+    return same and bool(block.path) and _stem(block.path) == _stem(before.path)
 
 
 def _stem(path: str) -> str:
@@ -130,7 +136,7 @@ def _described(found: Info, mesh: dict[str, int]) -> str:
     if found.size is not None:
         return str(found.size)
     where = f"  {found.path}" if found.path else ""
-    return _value(found.value, mesh) + where
+    return _value(found.value, mesh) + where + ("  recomputed" if found.recompute else "")
 
 
 def operator_label(node: fx.Node) -> str:

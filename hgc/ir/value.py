@@ -61,7 +61,8 @@ class Info:
     ``value`` is a :class:`Value`, a tuple of them for operators with several tensor outputs, or ``None`` for a node that
     computes a size, in which case ``size`` holds the expression. ``role`` tells body placeholders apart: ``"input"``,
     ``"parameter"`` or ``"buffer"``. ``path`` is the module path in the user's model
-    (``"model.layers.0.self_attn"``; in a shared body: relative to the block, ``"self_attn"``).
+    (``"model.layers.0.self_attn"``; in a shared body: relative to the block, ``"self_attn"``). ``recompute``: of what the node computes
+    (a block's call, or an operator in a body) only the operands are kept, and it runs again in backward.
     """
 
     value: Value | tuple[Value, ...] | None = None
@@ -69,6 +70,7 @@ class Info:
     role: str = ""
     path: str = ""
     source: str = ""
+    recompute: bool = False
 
 
 def info(node: fx.Node) -> Info:

@@ -7,6 +7,7 @@ from hgc.runtime.cli import main
 from hgc.runtime.mesh import Mesh, pick_device, start
 from hgc.runtime.modules import Block, Blocks, Container, Model, access, block, blocks
 from hgc.runtime.plan_info import Input, Normal, PlanInfo, Symbol
+from hgc.runtime.recompute import recompute
 from hgc.runtime.trainer import Trainer
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "main",
     "ops",
     "pick_device",
+    "recompute",
     "start",
 ]

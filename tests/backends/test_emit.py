@@ -20,15 +20,23 @@ from hgc.backends.torchrun import emit, load_model, staged, write
 from hgc.compiler import distribute
 from hgc.errors import ArtifactError
 from hgc.ir.program import Program
-from hgc.plan import Plan
+from hgc.plan import Plan, Precision
 from hgc.strategy import Strategy
 from hgc.tracing import empty_weights, trace
 from tests.backends.emitted import run_both, state_of, without_alignment
 from tests.families import FAMILIES, llama
 
-GOLDEN = Path(__file__).parent / "golden" / "llama_dp2_tp2.txt"
+GOLDEN = Path(__file__).parent / "golden"
+PLANS = {
+    "llama_dp2_tp2": Plan(Strategy.parse("dp2 tp2")),
+    "llama_dp2_recompute": Plan(Strategy.parse("dp2 recompute"), micro_batches=2),
+    "gpt2_dp2_zero2": Plan(
+        Strategy.parse("dp2 zero2 recompute-selective"), precision=Precision("bfloat16", "bfloat16", "float32", "float32")
+    ),
+}
+"""Golden file -> plan of the model that its name starts with."""
 RENEW = "HGC_RENEW_GOLDEN"
-"""Set this variable to write the golden file anew; then read what changed."""
+"""Set this variable to write the golden files anew; then read what changed."""
 
 
 @cache
@@ -42,11 +50,13 @@ def lowered(program: Program, strategy: str) -> tuple[Program, Plan]:
     return distribute(program, plan), plan
 
 
-def test_a_llama_reads_like_this() -> None:
-    source = emit(*lowered(traced("llama"), "dp2 tp2"))
+@pytest.mark.parametrize("name", PLANS)
+def test_a_program_reads_like_this(name: str) -> None:
+    source = emit(distribute(traced(name.partition("_")[0]), PLANS[name]), PLANS[name])
+    golden = GOLDEN / f"{name}.txt"
     if os.environ.get(RENEW):
-        GOLDEN.write_text(source, encoding="utf-8")
-    assert source == GOLDEN.read_text(encoding="utf-8"), f"the emitted program changed; if it is better now, run with {RENEW}=1 and commit"
+        golden.write_text(source, encoding="utf-8")
+    assert source == golden.read_text(encoding="utf-8"), f"the emitted program changed; if it is better now, run with {RENEW}=1 and commit"
 
 
 def test_the_same_program_gives_the_same_text() -> None:

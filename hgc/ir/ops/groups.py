@@ -42,6 +42,11 @@ def set_groups(groups: Mapping[str, dist.ProcessGroup | Group]) -> None:
     _table.groups = {axis: found if isinstance(found, Group) else describe(found) for axis, found in groups.items()}
 
 
+def current() -> dict[str, Group]:
+    """This thread's table, as :func:`use` takes it."""
+    return dict(_table.groups)
+
+
 @contextmanager
 def use(groups: Mapping[str, dist.ProcessGroup | Group]) -> Iterator[None]:
     """Set this thread's table for the duration of a ``with`` block."""

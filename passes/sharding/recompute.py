@@ -1,0 +1,61 @@
+"""Recomputation: which blocks, or which operators inside them, run again in backward instead of keeping what they save."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import fx
+
+from hgc.ir import ops
+from hgc.ir.printing import operator_label
+from hgc.ir.program import Block, Program
+from hgc.ir.value import info, set_info
+from hgc.passes.base import Transform
+from hgc.plan import Plan
+
+_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
+
+
+@dataclass(frozen=True)
+class Recompute(Transform):
+    """Mark (``Info.recompute``) the calls of blocks that repeat (``full``), or the attention operators inside them (``selective``).
+
+    Blocks outside the repeated ones (embedding, loss) keep what they save. Runs behind the passes that shard, which copy bodies.
+    """
+
+    name: ClassVar[str] = "recompute"
+
+    def run(self, program: Program, plan: Plan) -> Program:
+        kind = plan.strategy.recompute
+        blocks = [block for block in program.blocks() if repeats(block)]
+        if kind != "none" and not blocks:
+            program.report.append(f"recompute {kind}: no block of the program repeats, so nothing is recomputed")
+        if kind == "full":
+            for block in blocks:
+                _mark(block.node)
+        elif kind == "selective":
+            for name in dict.fromkeys(block.body for block in blocks):
+                _mark_attention(program, name)
+        return program
+
+
+def repeats(block: Block) -> bool:
+    """Is it one of a row of blocks, such as ``model.layers.3``?"""
+    return _NUMBERED.search(block.path) is not None
+
+
+def _mark(node: fx.Node) -> None:
+    set_info(node, replace(info(node), recompute=True))
+
+
+def _mark_attention(program: Program, body: str) -> None:
+    nodes = list(program.body(body).graph.nodes)
+    cores = [node for node in nodes if node.target is ops.attention]
+    for node in cores:
+        _mark(node)
+    if not cores:
+        softmax = any("softmax" in operator_label(node) for node in nodes if node.op == "call_function")
+        found = "writes its attention out in operators of its own" if softmax else "has no attention"
+        program.report.append(f"recompute selective: {body} {found}, so it keeps all that it saves; use recompute full")

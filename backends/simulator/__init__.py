@@ -1,8 +1,8 @@
 """Discrete-event simulation of a plan: step time, where it goes, memory, and a timeline; see docs/design/simulator.md."""
 
 from hgc.backends.simulator.engine import play
+from hgc.backends.simulator.result import Simulation, StageMemory
 from hgc.backends.simulator.simulate import Options, simulate
-from hgc.backends.simulator.simulation import Simulation, StageMemory
 from hgc.backends.simulator.stages import StageProgram
 from hgc.backends.simulator.timeline import Axis, Event, Parts, Timeline
 from hgc.backends.simulator.work import Meeting, Message, Step, Work

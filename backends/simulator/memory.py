@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from hgc.backends.simulator.simulation import StageMemory
+from hgc.backends.simulator.result import StageMemory
 from hgc.backends.simulator.stages import Sizes, StageProgram, number
 from hgc.cost.memory import Memory, memory
 from hgc.plan import Plan

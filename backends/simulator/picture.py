@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from hgc import records
-from hgc.backends.simulator.simulation import Simulation, seconds
+from hgc.backends.simulator.result import Simulation, seconds
 from hgc.backends.simulator.timeline import ACTIONS, Event
 from hgc.backends.simulator.work import COMPUTE, OPTIMIZER
 from hgc.errors import ArtifactError

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from hgc.backends.simulator.engine import play
 from hgc.backends.simulator.memory import stage_memory
-from hgc.backends.simulator.simulation import Simulation
+from hgc.backends.simulator.result import Simulation
 from hgc.backends.simulator.stage_steps import StageWork
 from hgc.backends.simulator.stages import Sizes, StageProgram, handed, messages
 from hgc.backends.simulator.state_steps import optimizer_step
@@ -118,7 +118,7 @@ class _Simulator:
     @cached_property
     def edges(self) -> list[Edge]:
         """Stages follow one another even if nothing but the batch reaches a later one."""
-        return sorted(handed([stage.program for stage in self.stages]))
+        return sorted(handed(self.stages))
 
     @cached_property
     def traffic(self) -> list[StateTraffic]:
@@ -161,8 +161,7 @@ class _Simulator:
         return found
 
     def _messages(self) -> dict[tuple[Edge, str], Message]:
-        programs = [stage.program for stage in self.stages]
-        return messages(programs, self.plan, self.cluster, self.micro_sizes, self.options.execution)
+        return messages(self.stages, self.plan, self.cluster, self.micro_sizes, self.options.execution)
 
     # -- the end of the step ------------------------------------------------------------------------------------------------------------
 

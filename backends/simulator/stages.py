@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
+from torch import fx
 
 from hgc.backends.simulator.work import Message, Step
 from hgc.cluster import Cluster
@@ -26,10 +27,20 @@ Sizes = Mapping[sympy.Symbol, float]
 
 @dataclass(frozen=True)
 class StageProgram:
-    """A lowered stage and its costs; stages that do the same share one ``costs`` object, which is then looked at once."""
+    """A lowered stage and its costs. ``received`` and ``results``: names of the values that it gets from other stages and hands on.
+
+    Stages that do the same with other layers may share ``program`` and ``costs``, which are then looked at once, under names of their own.
+    """
 
     program: Program
     costs: ProgramCosts
+    received: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+
+
+def received(program: Program) -> list[fx.Node]:
+    """Placeholders of the values that a stage receives, in order."""
+    return [node for node in program.inputs() if info(node).role == RECEIVED]
 
 
 def number(expression: Size, sizes: Sizes) -> float:
@@ -48,31 +59,30 @@ class Handed:
     reader: Value
 
 
-def handed(programs: Sequence[Program]) -> dict[Edge, list[Handed]]:
+def handed(stages: Sequence[StageProgram]) -> dict[Edge, list[Handed]]:
     """Edge -> values that travel over it."""
     makers = {
-        name: (stage, node)
-        for stage, program in enumerate(programs)
-        for name, node in zip(program.results, program.outputs(), strict=False)
+        name: (index, node)
+        for index, stage in enumerate(stages)
+        for name, node in zip(stage.results, stage.program.outputs(), strict=bool(stage.results))
     }
     found: dict[Edge, list[Handed]] = {}
-    for stage, program in enumerate(programs):
-        for node in program.inputs():
-            if info(node).role == RECEIVED:
-                source, made = makers[str(node.target)]
-                found.setdefault((source, stage), []).append(Handed(value(made), value(node)))
+    for index, stage in enumerate(stages):
+        for name, node in zip(stage.received, received(stage.program), strict=True):
+            source, made = makers[name]
+            found.setdefault((source, index), []).append(Handed(value(made), value(node)))
     return found
 
 
 def messages(
-    programs: Sequence[Program], plan: Plan, cluster: Cluster, sizes: Sizes, execution: Execution
+    stages: Sequence[StageProgram], plan: Plan, cluster: Cluster, sizes: Sizes, execution: Execution
 ) -> dict[tuple[Edge, str], Message]:
     """What travels over each edge: values forward, the gradients of those that have one back."""
     found: dict[tuple[Edge, str], Message] = {}
-    for edge, values in handed(programs).items():
+    for edge, values in handed(stages).items():
         for way in "FB":
             travelling = [each for each in values if way == "F" or each.reader.requires_grad]
-            found[edge, way] = _message(edge, way, travelling, programs, plan, cluster, sizes, execution)
+            found[edge, way] = _message(edge, way, travelling, stages, plan, cluster, sizes, execution)
     return found
 
 
@@ -80,7 +90,7 @@ def _message(
     edge: Edge,
     way: str,
     values: Sequence[Handed],
-    programs: Sequence[Program],
+    stages: Sequence[StageProgram],
     plan: Plan,
     cluster: Cluster,
     sizes: Sizes,
@@ -88,7 +98,7 @@ def _message(
 ) -> Message:
     """A rank of the receiving stage gets its part of each value; the slowest pair of ranks counts, all pairs send at once."""
     source, target = edge if way == "F" else edge[::-1]
-    sources, targets, mesh = plan.ranks(source), plan.ranks(target), programs[target].mesh
+    sources, targets, mesh = plan.ranks(source), plan.ranks(target), stages[target].program.mesh
     received, split = 0.0, 0.0
     for each in values:
         got = each.reader if way == "F" else each.maker

@@ -223,3 +223,20 @@ def counted_flops(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
 
     formula = flop_registry.get(func.overloadpacket)
     return formula(*args, **kwargs, out_val=result) if formula is not None else 0
+
+
+def backward_of_inputs(
+    results: list[Tensor], gradients: list[Tensor], inputs: list[Tensor], parameters: list[nn.Parameter]
+) -> tuple[list[Tensor | None], Any]:
+    """Gradients of ``inputs`` alone, and what :func:`backward_of_parameters` needs to go on from there; frees what neither needs."""
+    from torch.distributed.pipelining._backward import stage_backward_input
+
+    found, rest = stage_backward_input(results, gradients, inputs, iter(parameters))
+    return list(found), rest
+
+
+def backward_of_parameters(parameters: list[nn.Parameter], rest: Any) -> None:
+    """Add the gradients of ``parameters`` to ``grad``."""
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    stage_backward_weight(iter(parameters), rest)

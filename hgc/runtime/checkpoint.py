@@ -157,6 +157,15 @@ def _group_options(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter
     return groups
 
 
+def _of_all_ranks(groups: list[dict[str, Any]], scalars: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The groups with all ranks' parameters, and all ranks' numbers."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (groups, scalars))
+    parameters = [sorted({name for theirs, _ in found for name in theirs[index]["parameters"]}) for index in range(len(groups))]
+    merged = [{**group, "parameters": names} for group, names in zip(groups, parameters, strict=True)]
+    return merged, {name: number for _, theirs in found for name, number in theirs.items()}
+
+
 # -- save and load --------------------------------------------------------------------------------------------------------------------
 
 
@@ -176,8 +185,12 @@ def save(
     mesh: Mesh,
     optimizer: torch.optim.Optimizer | None,
     step: int,
+    names: Mapping[nn.Parameter, str] | None = None,
 ) -> None:
-    """Write a checkpoint folder at ``path``, which holds the old one or the new one at any moment, never half of it."""
+    """Write a checkpoint folder at ``path``, which holds the old one or the new one at any moment, never half of it.
+
+    ``names``: of all the optimizer's parameters, where ranks have different ones; then what a rank lacks is another's to write.
+    """
     check_target(path)
     entries = [found.entry for found in stored]
     pieces, scalars = _model_pieces(stored), dict[str, Any]()
@@ -185,7 +198,9 @@ def save(
     groups = None
     if optimizer is not None:
         pieces |= _optimizer_pieces(entries, parameters, optimizer, scalars)
-        groups = _group_options(optimizer, {parameter: name for name, parameter in parameters.items()})
+        groups = _group_options(optimizer, names or {parameter: name for name, parameter in parameters.items()})
+        if names is not None:
+            groups, scalars = _of_all_ranks(groups, scalars)
     partial = path.with_name(f".{path.name}.partial")
     if mesh.rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,17 +228,27 @@ def _replace_folder(new: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load(path: Path, stored: list[Stored], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None) -> int:
-    """Read a checkpoint folder into the model (and the optimizer) and return its step. Raises ``ArtifactError`` if it does not fit."""
+def load(
+    path: Path,
+    stored: list[Stored],
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer | None,
+    names: Mapping[nn.Parameter, str] | None = None,
+    elsewhere: Iterable[str] = (),
+) -> int:
+    """Read a checkpoint folder into the model (and the optimizer) and return its step. Raises ``ArtifactError`` if it does not fit.
+
+    ``names`` as for :func:`save`; ``elsewhere``: what of the model other ranks have.
+    """
     info, path = _read_info(path)
     reader = FileSystemReader(path)
     metadata = _read_metadata(reader, path)
     pieces = _model_pieces(stored)
-    _check_model(pieces, metadata, path)
+    _check_model(pieces, metadata, {MODEL + name for name in elsewhere}, path)
     random_state = get_state()
     pieces[RANDOM] = _replicated(random_state)
     if optimizer is not None:
-        _restore_groups(optimizer, info, parameters, path)
+        _restore_groups(optimizer, info, names or {parameter: name for name, parameter in parameters.items()}, path)
         pieces |= _prepared_state([found.entry for found in stored], parameters, optimizer, metadata, info["scalars"])
     try:
         load_pieces({}, storage_reader=reader, planner=_LoadPlanner(pieces))
@@ -256,10 +281,10 @@ def _read_metadata(reader: FileSystemReader, path: Path) -> dict[str, Any]:
         raise ArtifactError(f"the metadata of checkpoint {path} is missing or damaged; use another checkpoint") from None
 
 
-def _check_model(pieces: Mapping[str, Piece], stored: Mapping[str, Any], path: Path) -> None:
+def _check_model(pieces: Mapping[str, Piece], stored: Mapping[str, Any], elsewhere: set[str], path: Path) -> None:
     known = {name for name in stored if name.startswith(MODEL)}
-    for name in sorted(pieces.keys() ^ known):
-        what = "lacks" if name in pieces else "holds, beyond what the program knows,"
+    for name in sorted((pieces.keys() | elsewhere) ^ known):
+        what = "holds, beyond what the program knows," if name in known else "lacks"
         raise ArtifactError(f"checkpoint {path} {what} {name.removeprefix(MODEL)!r}; it belongs to another model")
     for name, piece in pieces.items():
         shape = tuple(stored[name].size)
@@ -270,14 +295,14 @@ def _check_model(pieces: Mapping[str, Piece], stored: Mapping[str, Any], path: P
             )
 
 
-def _restore_groups(optimizer: torch.optim.Optimizer, info: Mapping[str, Any], parameters: Mapping[str, nn.Parameter], path: Path) -> None:
+def _restore_groups(optimizer: torch.optim.Optimizer, info: Mapping[str, Any], names: Mapping[nn.Parameter, str], path: Path) -> None:
     """Hyperparameters, group by group; groups must hold the same parameters as when they were saved."""
     groups = info["optimizer"]
     if groups is None:
         raise ArtifactError(f"checkpoint {path} holds no optimizer state; load it without an optimizer")
-    names = {parameter: name for name, parameter in parameters.items()}
-    now = [sorted(names[parameter] for parameter in group["params"]) for group in optimizer.param_groups]
-    if now != [sorted(group["parameters"]) for group in groups]:
+    own = set(names.values())
+    now = [{names[parameter] for parameter in group["params"]} for group in optimizer.param_groups]
+    if now != [own.intersection(group["parameters"]) for group in groups]:
         raise ArtifactError(f"the optimizer's parameter groups are not those in checkpoint {path}; build it as in the run that was saved")
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for key, value in saved["options"].items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,22 +22,27 @@ from hgc.runtime.plan_info import PlanInfo, describe_mesh
 
 @dataclass
 class Mesh:
-    """This rank's view of the mesh: sizes and own coordinates by axis, device, and process groups."""
+    """This rank's view of the mesh: sizes and own coordinates by axis, device, and process groups.
+
+    ``rank`` is the rank in the whole job, of which the mesh is the ranks from ``first_rank`` on.
+    """
 
     sizes: dict[str, int]
     rank: int
     coordinates: dict[str, int]
     device: torch.device
+    first_rank: int = 0
     _groups: dict[tuple[str, ...], groups.Group] = field(default_factory=dict)
 
     @property
     def world(self) -> int:
-        return dist.get_world_size()
+        """How many ranks the mesh has."""
+        return math.prod(self.sizes.values())
 
     def group(self, axes: tuple[str, ...]) -> groups.Group:
-        """The group of all ranks that differ along ``axes`` only; every rank must ask for the same groups in the same order."""
+        """The group of all ranks that differ along ``axes`` only; all ranks of the mesh must ask for the same groups in the same order."""
         if axes not in self._groups:
-            self._groups[axes] = groups.describe(_group_along(self.sizes, axes))
+            self._groups[axes] = groups.describe(_group_along(self, axes))
         return self._groups[axes]
 
     @contextmanager
@@ -46,22 +52,24 @@ class Mesh:
             yield
 
 
-# for each default group (a job has one, a thread that plays a rank has its own) the groups made so far, by the ranks of all its peers
-_made: WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
+# for each default group (a job has one, a thread that plays a rank has its own) the groups made so far, by their ranks
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
 
-def _group_along(sizes: Mapping[str, int], axes: tuple[str, ...]) -> dist.ProcessGroup:
+def _group_along(mesh: Mesh, axes: tuple[str, ...]) -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert isinstance(world, dist.ProcessGroup)
-    members = _members(sizes, axes)
-    if len(members) == 1:
+    everyone = [tuple(mesh.first_rank + place for place in places) for places in _members(mesh.sizes, axes)]
+    own = next(ranks for ranks in everyone if mesh.rank in ranks)
+    if len(own) == dist.get_world_size():
         return world
     made = _made.setdefault(world, {})
-    if str(members) not in made:
-        group = dist.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
+    if own not in made:
+        # made by its own ranks alone: those of other meshes do not know of it
+        group = dist.new_group(list(own), use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
-        made[str(members)] = group
-    return made[str(members)]
+        made[own] = group
+    return made[own]
 
 
 def _members(sizes: Mapping[str, int], axes: tuple[str, ...]) -> list[list[int]]:
@@ -101,14 +109,20 @@ def start(plan: PlanInfo, device: torch.device, timeout_s: float = 600.0) -> Mes
             f"the plan needs {plan.world} processes ({describe_mesh(plan.mesh)}) but this job has {world}; "
             f"start it with torchrun --nproc-per-node {plan.world}"
         )
-    coordinates = {}
-    rest = rank
-    for axis in reversed(list(plan.mesh)):
-        rest, coordinates[axis] = divmod(rest, plan.mesh[axis])
-    mesh = Mesh(dict(plan.mesh), rank, coordinates, device)
-    for axis in plan.mesh:
-        mesh.group((axis,))
+    mesh = part_mesh(plan.mesh, 0, rank, device)
     groups.set_groups({axis: mesh.group((axis,)) for axis in plan.mesh})
+    return mesh
+
+
+def part_mesh(sizes: Mapping[str, int], first_rank: int, rank: int, device: torch.device) -> Mesh:
+    """The mesh over the ranks from ``first_rank`` on, of which ``rank`` is one; all of them must call it."""
+    coordinates = {}
+    rest = rank - first_rank
+    for axis in reversed(list(sizes)):
+        rest, coordinates[axis] = divmod(rest, sizes[axis])
+    mesh = Mesh(dict(sizes), rank, coordinates, device, first_rank)
+    for axis in sizes:
+        mesh.group((axis,))
     return mesh
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from hgc.ir.ops.groups import describe
 from hgc.plan import Precision
 from hgc.runtime import batches, checkpoint
 from hgc.runtime.fsdp import before_micro_batch, find_units, release_gathered, shard_model
-from hgc.runtime.mesh import pick_device, start
+from hgc.runtime.mesh import Mesh, pick_device, start
 from hgc.runtime.modules import Model
 from hgc.runtime.plan_info import PlanInfo
 from hgc.runtime.precision import read_precision
@@ -29,12 +29,13 @@ class Trainer:
 
     ``state`` holds whole tensors under the user's names (parameters, buffers, constants), the same on every rank; what it lacks is
     initialised from ``seed``. ``precision`` and ``micro_batches`` take the place of the plan's; ``dtype`` is a short form of
-    ``Precision(parameters=...)``, which replaces all floating dtypes, those of inputs too.
+    ``Precision(parameters=...)``, which replaces all floating dtypes, those of inputs too. ``mesh``: part of the job that runs the
+    program, if not all of it does.
     """
 
     def __init__(
         self,
-        model: type[Model],
+        model: Callable[[], Model],
         plan: PlanInfo,
         *,
         state: Mapping[str, Tensor] | None = None,
@@ -44,17 +45,18 @@ class Trainer:
         precision: Precision | None = None,
         micro_batches: int | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        mesh: Mesh | None = None,
     ) -> None:
         if dtype is not None and precision is not None:
             raise PlanError(f"dtype {dtype} and precision ({precision}) both say what parameters are kept in; give one of them")
         self.plan = plan
-        self.mesh = start(plan, pick_device(device))
+        self.mesh = mesh or start(plan, pick_device(device))
         self.model = model()
         self.model.tie(plan.tied)
         self.micro_batches = micro_batches or plan.micro_batches
         chosen = Precision(parameters=str(dtype).removeprefix("torch.")) if dtype is not None else precision or plan.precision
         self.dtypes = dtypes = read_precision(chosen)
-        values = self._by_declared_name({**_constants(model, plan), **(state or {})})
+        values = self._by_declared_name({**read_constants(model, plan), **(state or {})})
         self._entries = entries_of(self.model, plan, self.mesh)
 
         def prepare(entries: Iterable[Entry]) -> None:
@@ -119,18 +121,22 @@ class Trainer:
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over the whole model is at most ``max_norm``; returns the norm before scaling."""
+        total = self._squared_norm(self._shares)
+        norm = (sum_over(total, self._world.name) if self._world.size > 1 else total).sqrt()
+        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
+        return norm
+
+    def _squared_norm(self, names: Container[str]) -> Tensor:
+        """This rank's summand of the square of the norm of the named parameters' gradients."""
         by_replicas: dict[int, list[Tensor]] = {}
         for entry in self._entries:
-            if entry.is_parameter and self._shares[entry.name].parameter.grad is not None:
-                gradient = self._shares[entry.name].parameter.grad
-                assert gradient is not None
+            gradient = self._shares[entry.name].parameter.grad if entry.is_parameter and entry.name in names else None
+            if gradient is not None:
                 by_replicas.setdefault(replicas(entry, self.mesh), []).append(gradient)
         total = torch.zeros((), device=self.mesh.device, dtype=torch.float64)
         for count, gradients in by_replicas.items():
             total += nn.utils.get_total_norm(gradients).double() ** 2 / count
-        norm = (sum_over(total, self._world.name) if self._world.size > 1 else total).sqrt()
-        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
-        return norm
+        return total
 
     # -- state ------------------------------------------------------------------------------------------------------------------------
 
@@ -194,7 +200,7 @@ class Trainer:
         return {self.plan.tied.get(name, name): tensor for name, tensor in values.items()}
 
 
-def _constants(model: type[Model], plan: PlanInfo) -> dict[str, Tensor]:
+def read_constants(model: Callable[[], Model], plan: PlanInfo) -> dict[str, Tensor]:
     """Values of the buffers that no checkpoint holds, from the file next to the program."""
     if plan.constants is None:
         return {}

@@ -6,59 +6,91 @@ stands at its place and in docs/design/costs.md.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import sympy
 
+from hgc.cluster import Device
+from hgc.cost.execution import EAGER, Execution
+from hgc.cost.retention import program_retained
+from hgc.cost.shares import Shares, Unit, add
 from hgc.cost.symbolic import ZERO, ProgramCosts, largest
 from hgc.errors import HgcError
-from hgc.ir.placement import Invariant, Replicated
-from hgc.ir.program import BODIES, STATE, Program, State
-from hgc.ir.value import Size
+from hgc.ir.program import Program, State
+from hgc.ir.value import Size, value
 from hgc.plan import Plan
+from hgc.strategy import Strategy
 
 OPTIMIZER_COPIES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Tensors as large as the parameter that an optimizer keeps for each, in the parameter's dtype."""
-BUCKET_BYTES, SMALLEST_BUCKET_BYTES = 25 * 2**20, 2**20
-"""As the runtime's reducer has them."""
-_DATA_AXES = ("dp",)
-_REPEATED = re.compile(r"(^|\.)\d+$")
+"""Tensors as large as the parameter that an optimizer keeps for each, in the dtype that it updates."""
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Memory of a device that no tensor of the program holds.
+
+    Args:
+        context_bytes: the CUDA context with its loaded kernels, and cuBLAS' workspaces.
+        communicator_bytes: NCCL's buffers, for each group that a rank is in.
+        share: of all that comes and goes in a step (everything but state), lost to the allocator's rounding and fragmentation.
+    """
+
+    context_bytes: int = 0
+    communicator_bytes: int = 0
+    share: float = 0.0
+
+
+NO_RESERVE = Reserve()
+GPU_RESERVE = Reserve(context_bytes=600 * 2**20, communicator_bytes=16 * 2 * 4 * 2**20, share=0.03)
+"""Assumptions, measured nowhere in this project. Context: half a GiB and more on recent cards, as ``nvidia-smi`` shows it for an empty
+process, and 32 MiB of cuBLAS workspace. NCCL: ``NCCL_BUFFSIZE`` is 4 MiB, to send and to receive, on 16 channels. Allocator: tensors
+above 1 MiB are rounded up to 2 MiB blocks, and blocks that are split leave gaps."""
+
+
+def reserve_of(device: Device) -> Reserve:
+    """Nothing for a CPU, which has no memory of its own."""
+    return GPU_RESERVE if device.type == "cuda" else NO_RESERVE
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes on one rank.
 
-    parameters: the rank's share; all of them, frozen ones too
+    parameters: what it keeps between steps, frozen ones too; with ZeRO its share of them
+    master: a further copy for the optimizer, where ``Precision.master`` is another dtype and ZeRO does not make it the share
     buffers: buffers and constants
-    gradients: as large as the trained share
+    gradients: as they are added up over micro-batches
     optimizer: the optimizer's state for the trained share
-    activations: what blocks save for backward, of all micro-batches that are in flight
+    activations: what blocks save for backward, of all micro-batches that are in flight; with autocast, the casts of parameters too
+    recomputed: what the block whose backward runs has saved again
     batch: the rank's part of the batch
-    gathered: parameters that ZeRO 3 has whole: the root unit, the unit that runs and the one that is fetched
-    communication: gradients on their way: the largest bucket, or with ZeRO 3 the largest unit's gradients and their flat copy
+    gathered: parameters that ZeRO has whole: with 3 the root unit, the unit that runs and the one that is fetched, with 1 and 2 all
+    communication: gradients on their way: the largest bucket, or with ZeRO the largest unit's gradients and their flat copy
     logits: what the backward of the block with the loss holds at once beside what is saved
     workspace: the same for the other blocks
+    reserve: what the driver, NCCL and the allocator take, see :class:`Reserve`
     """
 
     parameters: Size
+    master: Size
     buffers: Size
     gradients: Size
     optimizer: Size
     activations: Size
+    recomputed: Size
     batch: Size
     gathered: Size
     communication: Size
     logits: Size
     workspace: Size
+    reserve: Size
 
     @property
     def total(self) -> Size:
-        """Logits and workspace are not needed at the same time; everything else is."""
+        """Logits are not needed while another block's backward runs; everything else is alive at once."""
         terms = {field.name: getattr(self, field.name) for field in fields(self)}
-        passing = largest([terms.pop("logits"), terms.pop("workspace")])
+        passing = largest([terms.pop("logits"), terms.pop("workspace") + terms.pop("recomputed")])
         return sympy.Add(passing, *terms.values())
 
     def expressions(self) -> dict[str, Size]:
@@ -66,65 +98,49 @@ class Memory:
         return {**{field.name: getattr(self, field.name) for field in fields(self)}, "total": self.total}
 
 
-def memory(program: Program, plan: Plan, costs: ProgramCosts, optimizer: str = "adamw", micro_batches: int = 1) -> Memory:
-    """The terms for ``program`` as ``plan`` has lowered it, with ``costs`` of the lowered program.
+def memory(
+    program: Program,
+    plan: Plan,
+    costs: ProgramCosts,
+    optimizer: str = "adamw",
+    micro_batches: int = 1,
+    *,
+    in_flight: int = 1,
+    strategy: Strategy | None = None,
+    execution: Execution = EAGER,
+    reserve: Reserve = NO_RESERVE,
+) -> Memory:
+    """The terms for ``program`` as ``plan`` has lowered it, with ``costs`` of the lowered program in the plan's precision.
 
-    ``micro_batches`` run one after the other and divide the batch. Raises ``HgcError`` for an optimizer that is not known.
+    ``micro_batches`` divide the batch; the activations of ``in_flight`` of them are alive at once (a schedule tells how many).
+    ``strategy``: of this stage, by default the plan's. Raises ``HgcError`` for an optimizer that is not known.
     """
     if optimizer not in OPTIMIZER_COPIES:
         raise HgcError(f"the optimizer {optimizer!r} is not known; expected one of {', '.join(OPTIMIZER_COPIES)}")
-    parameters = [entry for entry in program.state.values() if entry.kind == "parameter"]
-    trained = [entry for entry in parameters if entry.value.requires_grad]
-    sharded = plan.strategy.zero == 3 and plan.strategy.dp > 1
-
-    def held(entries: Iterable[State]) -> Size:
-        return sympy.Add(*(share_bytes(entry, program, sharded) for entry in entries))
-
-    units = _units(program) if sharded else []
-    gradients = held(trained)
-    loss = _loss_body(program)
+    strategy = strategy or plan.strategy
+    shares = Shares(program, strategy, plan.precision)
+    recompute = {name: strategy.recompute for name in costs.bodies if name not in costs.with_loss}
+    kept = program_retained(program, costs.bodies, recompute, execution)
     per_batch = _Split(program, micro_batches)
+    loss = [costs.bodies[name].largest_step_bytes for name in costs.with_loss]
+    others = [body.largest_step_bytes for name, body in costs.bodies.items() if name not in costs.with_loss]
+    activations, recomputed = per_batch(kept.saved_bytes) * in_flight, per_batch(kept.recomputed)
+    gathered = _gathered(shares)
     return Memory(
-        parameters=held(parameters),
+        parameters=add(shares.held_numel(entry) * _kept_width(shares, entry) for entry in shares.parameters),
+        master=add(shares.local_numel(entry) * shares.stored(entry) for entry in shares.trained if shares.has_copy(entry)),
         buffers=costs.buffer_bytes,
-        gradients=gradients,
-        optimizer=gradients * OPTIMIZER_COPIES[optimizer],
-        activations=per_batch(costs.saved_bytes),
+        gradients=_gradients(shares, micro_batches),
+        optimizer=add(shares.held_numel(entry) * shares.stored(entry) for entry in shares.trained) * OPTIMIZER_COPIES[optimizer],
+        activations=activations,
+        recomputed=recomputed,
         batch=_batch_bytes(program),
-        gathered=_gathered(program, units),
-        communication=_unit_gradients(program, units) if sharded else sympy.Integer(_largest_bucket(program, trained)),
-        logits=per_batch(costs.bodies[loss].largest_step_bytes),
-        workspace=per_batch(largest(body.largest_step_bytes for name, body in costs.bodies.items() if name != loss)),
+        gathered=gathered,
+        communication=_communication(shares),
+        logits=per_batch(largest(loss)),
+        workspace=per_batch(largest(others)),
+        reserve=_reserve(reserve, program, activations + recomputed + gathered),
     )
-
-
-def local_shape(entry: State, program: Program) -> tuple[Size, ...]:
-    return entry.value.local_shape(program.mesh)
-
-
-def local_bytes(entry: State, program: Program) -> Size:
-    """A rank's part as the graph has it, before ZeRO."""
-    return sympy.Mul(entry.value.dtype.itemsize, *local_shape(entry, program))
-
-
-def share_bytes(entry: State, program: Program, sharded: bool) -> Size:
-    """What the fullest rank keeps of a parameter: with ZeRO 3 the first part of dim 0, rounded up."""
-    if not (sharded and _is_summed(entry, program) and local_shape(entry, program)):
-        return local_bytes(entry, program)
-    first, *rest = local_shape(entry, program)
-    ranks = sympy.prod([program.mesh[axis] for axis in _data_axes(program)])
-    return sympy.Mul(entry.value.dtype.itemsize, sympy.ceiling(first / ranks), *rest)
-
-
-def _data_axes(program: Program) -> list[str]:
-    return [axis for axis in program.mesh if axis in _DATA_AXES]
-
-
-def _is_summed(entry: State, program: Program) -> bool:
-    """Does the runtime sum its gradient over all data axes? A frozen parameter counts as summed where it is whole."""
-    axes = _data_axes(program)
-    kinds = (Replicated(),) if entry.value.requires_grad else (Replicated(), Invariant())
-    return bool(axes) and all(entry.value.on(axis) in kinds for axis in axes)
 
 
 class _Split:
@@ -138,64 +154,53 @@ class _Split:
 
 
 def _batch_bytes(program: Program) -> Size:
+    """What comes from another stage has a gradient; it is an activation."""
+    values = [value(node) for node in program.inputs()]
+    return add(sympy.Mul(each.dtype.itemsize, *each.local_shape(program.mesh)) for each in values if not each.requires_grad)
+
+
+def _reserve(reserve: Reserve, program: Program, passing: Size) -> Size:
+    groups = len(program.mesh) + bool(program.mesh)  # one for each axis, and the world
+    fixed = reserve.context_bytes + reserve.communicator_bytes * groups
+    return sympy.Integer(fixed) + (passing * sympy.Rational(str(reserve.share)) if reserve.share else ZERO)
+
+
+# -- state and gradients ----------------------------------------------------------------------------------------------------------------
+
+
+def _kept_width(shares: Shares, entry: State) -> int:
+    return shares.stored(entry) if shares.is_sharded(entry) else shares.kept(entry)
+
+
+def _gradients(shares: Shares, micro_batches: int) -> Size:
+    """Added up in the wider of the parameters' and the sums' dtypes; ZeRO 1 has them whole until the last micro-batch."""
     total = ZERO
-    for node in program.inputs():
-        value = node.meta["hgc"].value
-        total += sympy.Mul(value.dtype.itemsize, *value.local_shape(program.mesh))
+    for entry in shares.trained:
+        whole = shares.local_numel(entry) * max(shares.kept(entry), shares.summed(entry))
+        if not shares.is_sharded(entry):
+            total += whole
+        else:
+            total += shares.held_numel(entry) * shares.stored(entry) + (whole if shares.zero == 1 and micro_batches > 1 else ZERO)
     return total
 
 
-def _loss_body(program: Program) -> str:
-    """The body of the block that computes the loss."""
-    node = program.output()
-    while node.op != "call_module":
-        node = node.all_input_nodes[0]
-    return str(node.target).removeprefix(BODIES)
-
-
-# -- gradients on their way -------------------------------------------------------------------------------------------------------------
-
-
-def _largest_bucket(program: Program, trained: list[State]) -> int:
-    """Buckets fill in reverse order; gradients of the next one exist while its buffer waits for them."""
-    sizes = [int(local_bytes(entry, program)) for entry in reversed(trained) if _is_summed(entry, program)]
-    limit = min(BUCKET_BYTES, max(sum(sizes) // 4, SMALLEST_BUCKET_BYTES))
-    found = filled = 0
-    for size in sizes:
-        filled = filled + size if filled + size <= limit else size
-        found = max(found, filled)
-    return found
-
-
-def _units(program: Program) -> list[list[State]]:
-    """Parameters of each unit that ZeRO 3 gathers as one: the root unit first, then each repeated block."""
-    uses: dict[str, set[str]] = {}
-    for block in program.blocks():
-        for node in block.node.all_input_nodes:
-            if node.op == "get_attr":
-                uses.setdefault(str(node.target).removeprefix(STATE), set()).add(block.path)
-    root: list[State] = []
-    blocks: dict[str, list[State]] = {}
-    for name, paths in uses.items():
-        entry = program.state[name]
-        if entry.kind == "parameter" and _is_summed(entry, program) and local_shape(entry, program):
-            alone = len(paths) == 1 and _REPEATED.search(next(iter(paths)))
-            (blocks.setdefault(next(iter(paths)), []) if alone else root).append(entry)
-    return [root, *blocks.values()]
-
-
-def _unit_bytes(program: Program, unit: Iterable[State]) -> Size:
-    return sympy.Add(*(local_bytes(entry, program) for entry in unit))
-
-
-def _gathered(program: Program, units: list[list[State]]) -> Size:
-    """The root unit stays whole until its backward; of the blocks one runs while the next is fetched."""
-    if not units:
+def _gathered(shares: Shares) -> Size:
+    """With ZeRO 3 the root unit stays whole until its backward; of the blocks one runs while the next is fetched."""
+    if not shares.units:
         return ZERO
-    blocks = sorted((int(_unit_bytes(program, unit)) for unit in units[1:]), reverse=True)
-    return _unit_bytes(program, units[0]) + sum(blocks[:2])
+    root, *blocks = (_whole_bytes(shares, unit) for unit in shares.units)
+    return root + sum(sorted(blocks, key=int, reverse=True)[: 2 if shares.zero == 3 else None])
 
 
-def _unit_gradients(program: Program, units: list[list[State]]) -> Size:
-    """A unit's whole gradients, and the flat copy that is reduced and scattered."""
-    return 2 * sympy.Max(ZERO, *(_unit_bytes(program, (e for e in unit if e.value.requires_grad)) for unit in units))
+def _whole_bytes(shares: Shares, unit: Unit) -> Size:
+    return add(shares.local_numel(entry) * shares.gathered(entry, unit) for entry in unit.entries)
+
+
+def _communication(shares: Shares) -> Size:
+    """The next bucket's gradients exist while its buffer waits for them; a unit's, and the flat copy that is reduced and scattered."""
+    buckets = [sum(int(shares.local_numel(entry)) * shares.summed(entry) for entry in bucket) for _, bucket in shares.buckets()]
+    units = [
+        add(shares.local_numel(e) * (shares.gathered(e, unit) + shares.summed(e)) for e in unit.entries if e.value.requires_grad)
+        for unit in shares.units
+    ]
+    return max([ZERO, *map(sympy.Integer, buckets), *units], key=int)

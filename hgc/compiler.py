@@ -56,7 +56,7 @@ def compile(
         example_inputs: input name -> tensor, a batch of the *global* size; other values are constants of the program.
         cluster: what it will run on; default: the one device of this process, or as many as the plan asks for.
         plan: ``"auto"``, a :class:`Plan`, a :class:`Strategy` or its text (``"dp2 tp2"``), a path of a plan file, or a function.
-        loss: ``loss(output) -> scalar`` where the model does not return its loss.
+        loss: ``loss(output, batch) -> scalar`` where the model does not return its loss.
         dynamic: names of dims that vary, ``{"input_ids": {0: "b", 1: "s"}}``; default: batch and sequence.
         pipeline: the transforms; default :func:`default_pipeline`.
 

@@ -102,6 +102,7 @@ def _parser() -> _Parser:
     verify = _add(commands, "verify", "run a compiled program on local processes and compare it with the model")
     verify.add_argument("folder", metavar="DIR", help="what hgc compile wrote")
     verify.add_argument("--model", metavar="MODEL", help="the model, if the folder holds none (hf:... or module:function)")
+    verify.add_argument("--threads", action="store_true", help="ranks as threads of one process: quicker, the same numbers")
     verify.add_argument("--json", metavar="FILE", help="write the differences here")
 
     show = _add(commands, "show", "print the plan and the program of a compiled folder")
@@ -112,8 +113,13 @@ def _parser() -> _Parser:
     profile.add_argument("--devices", type=_whole, metavar="N", help="processes on this machine (default: its GPUs, or one for each core)")
 
     bench = _add(commands, "bench", "run a benchmark by name")
-    bench.add_argument("name", metavar="NAME", help="trace or overhead")
+    bench.add_argument("name", metavar="NAME", help="trace, overhead, fidelity, local or parity")
     bench.add_argument("--json", metavar="FILE", help="write the numbers here")
+    bench.add_argument("--data", metavar="PATH", help="fidelity: folder or file with published measurements")
+    bench.add_argument("--launch", metavar="COMMAND", help="local: what starts the ranks (default: torchrun on this machine)")
+    bench.add_argument("--cases", type=_whole, metavar="N", help="parity: how many random cases")
+    bench.add_argument("--seed", type=int, metavar="N", help="parity: where the random cases start")
+    bench.add_argument("--case", metavar="TEXT", help="parity: this case only, as a failure prints it")
     return parser
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -55,7 +56,7 @@ def verify_command(request: argparse.Namespace) -> int:
     sys.path.insert(0, str(Path.cwd()))
     model = models.load(request.model, 8, 64)[0] if request.model else None
     with stage("run both"):
-        report = parity.verify(request.folder, model=model)
+        report = parity.verify(request.folder, model=model, ranks="threads" if request.threads else "processes")
     table(report.table())
     say(str(report), "green" if report.ok else "bold red")
     if request.json:
@@ -84,16 +85,24 @@ def profile_command(request: argparse.Namespace) -> int:
 
 
 def bench_command(request: argparse.Namespace) -> int:
-    """Run ``hgc.tools.bench.<name>``, whose ``run()`` prints a table and returns what JSON should hold."""
+    """Run ``hgc.tools.bench.<name>``, whose ``run`` takes the options it names, prints a table and returns what JSON should hold."""
     package = importlib.import_module("hgc.tools.bench")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     benchmarks = [name for name in names if hasattr(importlib.import_module(f"hgc.tools.bench.{name}"), "run")]
     if request.name not in benchmarks:
         raise HgcError(f"there is no benchmark {request.name!r}; {records.suggestion(request.name, benchmarks)}")
-    result = importlib.import_module(f"hgc.tools.bench.{request.name}").run()
+    run = importlib.import_module(f"hgc.tools.bench.{request.name}").run
+    given = {name: value for name in BENCH_OPTIONS if (value := getattr(request, name)) is not None}
+    unknown = [name for name in given if name not in inspect.signature(run).parameters]
+    if unknown:
+        raise HgcError(f"the benchmark {request.name!r} takes no --{unknown[0]}; leave it out")
+    result = run(**given)
     if request.json:
         _write_json(request.json, result)
     return 0
+
+
+BENCH_OPTIONS = ("data", "launch", "cases", "seed", "case")
 
 
 def _compile(request: argparse.Namespace) -> tuple[Cluster, compiler.Executable]:

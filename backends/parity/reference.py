@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hgc.backends.parity.case import Case, Outcome, Reference, make_optimizer, precision, to_dtype, without_dropout
 from hgc.errors import ArtifactError
+from hgc.tracing.calling import make_caller
 
 FILE = "reference.pt"
 
@@ -131,9 +132,6 @@ def _fill(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def loss_of(model: nn.Module, reference: Reference, batch: Mapping[str, Tensor]) -> Tensor:
-    result = model(**batch, **reference.constants)
-    if reference.loss is not None:
-        return reference.loss(result)
-    loss = result if isinstance(result, Tensor) else result.loss if hasattr(result, "loss") else result["loss"]
-    assert isinstance(loss, Tensor)
-    return loss
+    """The model's loss, called as tracing calls it."""
+    caller, tensors = make_caller(model, {**batch, **reference.constants}, reference.loss)
+    return caller(model, tensors)

@@ -6,16 +6,20 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from hgc.backends import torchrun
 from hgc.backends.parity import reference as single
-from hgc.backends.parity.case import Case, Outcome, Reference, to_dtype
+from hgc.backends.parity.case import Case, Outcome, Reference, to_dtype, without_dropout
 from hgc.backends.parity.compare import Report, compare
-from hgc.backends.parity.worker import CASE, OUTCOME
+from hgc.backends.parity.threads import run_ranks
+from hgc.backends.parity.worker import CASE, OUTCOME, run_rank
 from hgc.errors import ArtifactError
 from hgc.plan import Plan
 
@@ -29,6 +33,7 @@ def verify(
     steps: int = 10,
     seed: int = 0,
     optimizer: str = "sgd",
+    ranks: Literal["processes", "threads"] = "processes",
     timeout_s: float = 600.0,
 ) -> Report:
     """Compare loss, every gradient and the weights after ``steps`` optimizer steps.
@@ -38,6 +43,7 @@ def verify(
         model: the model, where the executable could not store it; its weights are used if it has any.
         reference: what to compare with, instead of the one stored in the folder.
         dtype: float32 (limit 1e-5) or float64 (limit 1e-10).
+        ranks: gloo processes, or threads of this process: about twenty times quicker, the same numbers.
 
     Raises ArtifactError if the folder is no executable, or if a process of the emitted program fails.
     """
@@ -50,7 +56,7 @@ def verify(
     stored = replace(stored, model=single.without_weights(stored.model))
     expected = single.run(stored, case)
     truth = None if dtype == torch.float64 else single.run(stored, first_step_in_float64(case)).gradients
-    found = _launch(directory, case, plan.devices, timeout_s)
+    found = RANKS[ranks](directory, case, plan.devices, timeout_s)
     return compare(expected, found, dtype, plan.devices, str(plan.strategy), truth)
 
 
@@ -93,6 +99,15 @@ def _launch(directory: Path, case: Case, ranks: int, timeout_s: float) -> Outcom
         outcome = torch.load(Path(folder) / OUTCOME, weights_only=False)
         assert isinstance(outcome, Outcome)
         return outcome
+
+
+def _on_threads(directory: Path, case: Case, ranks: int, timeout_s: float) -> Outcome:
+    model, plan = torchrun.load_model(directory)
+    with without_dropout():
+        return run_ranks(ranks, lambda rank: run_rank(model, plan, case), timeout_s)[0]
+
+
+RANKS: Mapping[str, Callable[[Path, Case, int, float], Outcome]] = {"processes": _launch, "threads": _on_threads}
 
 
 def last_error(text: str) -> str:

@@ -78,3 +78,24 @@ def test_a_difference_is_found() -> None:
     assert {d.what for d in report.differences if d.value > report.limit} == {"loss", "losses of all steps", "gradients"}
     lost = Outcome(right.losses, {}, right.state)
     assert compare(right, lost, torch.float32, 1, "dp1").missing
+
+
+class _Scores(torch.nn.Module):
+    """Gives scores and leaves the loss to its user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def _loss_of_batch(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(output, batch["labels"])
+
+
+def test_a_loss_of_output_and_batch(tmp_path: Path) -> None:
+    batch = {"x": torch.randn(4, 8), "labels": torch.arange(4)}
+    executable = hgc.compile(_Scores(), batch, plan="dp2", loss=_loss_of_batch)
+    assert hgc.verify(executable.save(tmp_path / "out"), ranks="threads").ok

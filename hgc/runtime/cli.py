@@ -12,17 +12,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from hgc.errors import ArtifactError, HgcError, PlanError
+from hgc.errors import HgcError, PlanError
 from hgc.ir.ops.random import manual_seed
 from hgc.plan import Precision
 from hgc.runtime.batches import BatchError, DataRequest, check_ranges, open_source
 from hgc.runtime.checkpoint import check_target
 from hgc.runtime.modules import Model
+from hgc.runtime.pipeline import Stages, make_trainer
 from hgc.runtime.plan_info import PlanInfo
 from hgc.runtime.progress import Progress
-from hgc.runtime.trainer import Trainer
+from hgc.runtime.weights import check_export, read_weights
 
 PRECISIONS = {
     "float32": Precision(parameters="float32"),
@@ -33,7 +33,7 @@ PRECISIONS = {
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
-def main(model: type[Model], plan: PlanInfo, argv: Sequence[str] | None = None) -> None:
+def main(model: type[Model] | Stages, plan: PlanInfo, argv: Sequence[str] | None = None) -> None:
     """Train as the command line says. After a failure the process ends with code 1, and torchrun ends the others."""
     arguments = parser(plan).parse_args(argv)
     try:
@@ -70,10 +70,12 @@ def parser(plan: PlanInfo) -> argparse.ArgumentParser:
     made.add_argument("--micro-batches", type=_positive, default=plan.micro_batches, help="parts of a rank's batch, one after the other")
     made.add_argument("--data", default=None, metavar="MODULE:FUNCTION", help="source of batches; synthetic ones if not given")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--weights", type=Path, default=None, metavar="FILE", help="state dict to start from: .safetensors or torch.save")
+    made.add_argument("--weights", type=Path, default=None, metavar="FILE", help="start from .safetensors, a folder of them, or torch.save")
     made.add_argument("--save", type=Path, default=None, metavar="DIR", help="write a checkpoint there at the end")
     made.add_argument("--save-every", type=_positive, default=None, metavar="N", help="and after every N steps")
     made.add_argument("--resume", type=Path, default=None, metavar="DIR", help="continue from a checkpoint")
+    made.add_argument("--export", type=Path, default=None, metavar="FILE", help="write whole weights to a .safetensors file at the end")
+    made.add_argument("--compile", action="store_true", help="run the bodies of blocks through torch.compile")
     made.add_argument("--log-every", type=_positive, default=1, metavar="N")
     made.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     return made
@@ -90,7 +92,7 @@ def _symbols(plan: PlanInfo) -> str:
     return ", ".join(f"{name} ({symbol.meaning})" for name, symbol in plan.symbols.items()) or "this program has none"
 
 
-def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> None:
+def train(model: type[Model] | Stages, plan: PlanInfo, arguments: argparse.Namespace) -> None:
     """Build, resume, train, save."""
     sizes = _sizes(plan, arguments)
     optimizer_class = _optimizer_class(arguments.optimizer)
@@ -98,14 +100,17 @@ def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> 
         check_target(arguments.save)
     if arguments.resume is not None and arguments.weights is not None:
         raise PlanError("--resume and --weights both set the parameters; give one of them")
-    trainer = Trainer(
+    if arguments.export is not None:
+        check_export(arguments.export)
+    trainer = make_trainer(
         model,
         plan,
-        state=_read_weights(arguments.weights),
+        state=None if arguments.weights is None else read_weights(arguments.weights),
         seed=arguments.seed,
         device=arguments.device,
         precision=PRECISIONS.get(arguments.dtype),
         micro_batches=arguments.micro_batches,
+        compile_blocks=arguments.compile,
     )
     manual_seed(arguments.seed)
     options = {"lr": arguments.lr} | ({} if arguments.weight_decay is None else {"weight_decay": arguments.weight_decay})
@@ -126,6 +131,8 @@ def train(model: type[Model], plan: PlanInfo, arguments: argparse.Namespace) -> 
         progress.step(step, loss, norm, batch)
         if arguments.save is not None and (step == arguments.steps or (arguments.save_every and step % arguments.save_every == 0)):
             trainer.save(arguments.save, optimizer, step)
+    if arguments.export is not None:
+        trainer.export(arguments.export)
 
 
 def _sizes(plan: PlanInfo, arguments: argparse.Namespace) -> dict[str, int]:
@@ -154,23 +161,3 @@ def _optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     if name.lower() not in known:
         raise PlanError(f"--optimizer {name}: expected one of {', '.join(sorted(known))}")
     return known[name.lower()]
-
-
-def _read_weights(path: Path | None) -> dict[str, Tensor] | None:
-    if path is None:
-        return None
-    if not path.is_file():
-        raise ArtifactError(f"--weights {path}: there is no such file; give a .safetensors file or one written by torch.save")
-    if path.suffix == ".safetensors":
-        try:
-            from safetensors.torch import load_file
-        except ModuleNotFoundError:
-            raise ArtifactError(f"--weights {path} needs the package safetensors; pip install safetensors") from None
-        return dict(load_file(path))
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # a file that is no archive fails in many ways
-        raise ArtifactError(f"--weights {path} is no file of torch.save that holds tensors only; save a state_dict") from None
-    if not isinstance(loaded, dict):
-        raise ArtifactError(f"--weights {path} holds {type(loaded).__name__}, expected a state dict")
-    return loaded

@@ -13,7 +13,7 @@ from hgc.errors import ArtifactError, PlanError
 from hgc.ir.ops.collectives import sum_over
 from hgc.ir.ops.groups import describe
 from hgc.plan import Precision
-from hgc.runtime import batches, checkpoint
+from hgc.runtime import batches, checkpoint, compiled, weights
 from hgc.runtime.fsdp import before_micro_batch, find_units, release_gathered, shard_model
 from hgc.runtime.mesh import Mesh, pick_device, start
 from hgc.runtime.modules import Model
@@ -29,8 +29,8 @@ class Trainer:
 
     ``state`` holds whole tensors under the user's names (parameters, buffers, constants), the same on every rank; what it lacks is
     initialised from ``seed``. ``precision`` and ``micro_batches`` take the place of the plan's; ``dtype`` is a short form of
-    ``Precision(parameters=...)``, which replaces all floating dtypes, those of inputs too. ``mesh``: part of the job that runs the
-    program, if not all of it does.
+    ``Precision(parameters=...)``, which replaces all floating dtypes, those of inputs too. ``compile_blocks``: run the body of every
+    block through torch.compile, compiled once for each class. ``mesh``: part of the job that runs the program, if not all of it does.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Trainer:
         precision: Precision | None = None,
         micro_batches: int | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        compile_blocks: bool = False,
         mesh: Mesh | None = None,
     ) -> None:
         if dtype is not None and precision is not None:
@@ -75,6 +76,8 @@ class Trainer:
         summed = [(self._shares[entry.name].held, self.mesh.group(entry.sync)) for entry in trained if entry.sync]
         self._reducer = Reducer(summed, bucket_bytes, dtypes.gradients)
         self._world = describe(torch.distributed.group.WORLD)  # type: ignore[arg-type]
+        if compile_blocks:
+            compiled.compile_blocks(self.model)
 
     # -- training ---------------------------------------------------------------------------------------------------------------------
 
@@ -135,7 +138,10 @@ class Trainer:
                 by_replicas.setdefault(replicas(entry, self.mesh), []).append(gradient)
         total = torch.zeros((), device=self.mesh.device, dtype=torch.float64)
         for count, gradients in by_replicas.items():
-            total += nn.utils.get_total_norm(gradients).double() ** 2 / count
+            wide, narrow = [g for g in gradients if g.dtype.itemsize >= 4], [g for g in gradients if g.dtype.itemsize < 4]
+            squares = [nn.utils.get_total_norm(wide).double() ** 2] if wide else []
+            squares += [torch.linalg.vector_norm(gradient, dtype=torch.float32).double() ** 2 for gradient in narrow]
+            total += torch.stack(squares).sum() / count
         return total
 
     # -- state ------------------------------------------------------------------------------------------------------------------------
@@ -189,6 +195,23 @@ class Trainer:
         """Read a checkpoint and return its step; all ranks must call it. Raises ``ArtifactError`` if it is missing or of another model."""
         return checkpoint.load(Path(path), self._stored(), dict(self.named_parameters()), optimizer)
 
+    @torch.no_grad()
+    def export(self, path: str | Path) -> None:
+        """Write parameters and persistent buffers to a ``.safetensors`` file, whole, under the names and in the dtypes of the user's model.
+
+        Of tied names one is written, as Hugging Face does. Rank 0 writes, all ranks must call it. Raises ``ArtifactError``.
+        """
+        weights.check_export(Path(path))
+        found = {}
+        for entry in self._entries:
+            if entry.declared.persistent:
+                whole = gather_whole(self._local(entry), entry.layout, self.mesh)
+                if self.mesh.rank == 0:
+                    found[entry.name] = whole.to("cpu", entry.declared.dtype)
+        if self.mesh.rank == 0:
+            weights.write_weights(Path(path), found)
+        torch.distributed.barrier()
+
     def _stored(self) -> list[checkpoint.Stored]:
         return [checkpoint.Stored(entry, self._local(entry)) for entry in self._entries if entry.declared.persistent]
 
@@ -206,7 +229,7 @@ def read_constants(model: Callable[[], Model], plan: PlanInfo) -> dict[str, Tens
         return {}
     import inspect
 
-    path = Path(inspect.getfile(model)).with_name(plan.constants)
+    path = Path(inspect.getfile(getattr(model, "func", model))).with_name(plan.constants)
     if not path.is_file():
         raise ArtifactError(f"the program's constants file {path} is missing; copy it along with the program or compile again")
     loaded = torch.load(path, map_location="cpu", weights_only=True)

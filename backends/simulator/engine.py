@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hgc.backends.simulator.timeline import ACTIONS, Axis, Event, Parts, Timeline
-from hgc.backends.simulator.work import COMPUTE, OPTIMIZER, Message, Steps, Work
+from hgc.backends.simulator.work import COMPUTE, OPTIMIZER, Meeting, Message, Steps, Work
 from hgc.errors import PlanError
 from hgc.schedule import Action, Schedule
 from hgc.schedule.layout import Edge, Layout, layout
@@ -70,6 +70,7 @@ def play(schedule: Schedule, work: Work, edges: Iterable[Edge] | None = None) ->
     """
     wanted = layout(schedule.stages, schedule.micro_batches, edges)
     run = _Run(schedule, wanted, work)
+    run.meet(work.begin)
     waiting = list(range(len(run.lanes)))
     while waiting:
         moved = [lane for lane in waiting if run.advance(lane)]
@@ -77,7 +78,7 @@ def play(schedule: Schedule, work: Work, edges: Iterable[Edge] | None = None) ->
         if waiting and not moved:
             stuck = run.lanes[waiting[0]]
             raise PlanError(f"rank {stuck.ranks[0]} gets stuck at {stuck.current}; hgc.schedule.check says why")
-    run.finish()
+    run.meet(work.end)
     step_s = max(lane.now for lane in run.lanes)
     return Timeline(
         step_s,
@@ -201,7 +202,7 @@ class _Run:
             lane.idle_until(begin)
             lane.communicate_until(end, axis)
 
-    def finish(self) -> None:
-        for meeting in self.work.end:
+    def meet(self, meetings: Iterable[Meeting]) -> None:
+        for meeting in meetings:
             lanes = [lane for lane in self.lanes if any(lane in self.hosts[stage] for stage in meeting.stages)]
             self._take(lanes, meeting.steps)

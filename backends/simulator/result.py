@@ -19,29 +19,28 @@ class StageMemory:
     terms: tuple[tuple[str, float], ...]
     total: float
 
+    def term(self, *names: str) -> float:
+        """The sum of some categories."""
+        return sum(amount for name, amount in self.terms if name in names)
+
 
 @dataclass(frozen=True)
 class Simulation:
     """What a training step is predicted to take.
 
     ``step_s``: from its beginning to the end of the last rank's optimizer. ``parts``: where that time goes, on average over ranks.
-    ``memory``: of each stage; a rank with several stages holds all of them (:attr:`peak_bytes`). ``notes``: assumptions and gaps.
+    ``memory``: of each stage; ``peak_bytes``: of the fullest device, with all its stages. ``notes``: assumptions and gaps.
     """
 
     step_s: float
     parts: Parts
     memory: tuple[StageMemory, ...]
+    peak_bytes: float
     timeline: Timeline = field(repr=False)
     devices: int = 1
     micro_batches: int = 1
     schedule: str = ""
     notes: tuple[str, ...] = ()
-
-    @property
-    def peak_bytes(self) -> float:
-        """Of the fullest device."""
-        ranks = {rank for stage in self.memory for rank in stage.ranks}
-        return max((sum(stage.total for stage in self.memory if rank in stage.ranks) for rank in ranks), default=0.0)
 
     def save_trace(self, path: str | Path) -> None:
         """Write the timeline as JSON that Perfetto and chrome://tracing open."""
@@ -64,7 +63,8 @@ class Simulation:
         yield "step", f"{seconds(self.step_s):>9}  on {self.devices} device{'s' * (self.devices > 1)}{batches}{order}"
         yield "  compute", self._share(self.parts.compute_s)
         for axis in self.parts.communication:
-            hidden = f"  ({seconds(axis.total_s)} in all, {seconds(axis.hidden_s)} hidden)" if axis.total_s else ""
+            hides = axis.hidden_s > 1e-3 * axis.total_s  # less is rounding
+            hidden = f"  ({seconds(axis.total_s)} in all, {seconds(axis.hidden_s)} hidden)" if hides else ""
             yield f"  waiting for {axis.name}", self._share(axis.exposed_s) + hidden
         yield "  optimizer", self._share(self.parts.optimizer_s)
         if self.parts.bubble_s > 0:

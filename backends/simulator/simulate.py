@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hgc.backends.simulator.engine import play
-from hgc.backends.simulator.memory import stage_memory
+from hgc.backends.simulator.memory import peak_bytes, stage_memory
 from hgc.backends.simulator.result import Simulation
 from hgc.backends.simulator.stage_steps import StageWork
 from hgc.backends.simulator.stages import Sizes, StageProgram, handed, messages
 from hgc.backends.simulator.state_steps import optimizer_step
-from hgc.backends.simulator.units import StateTraffic, is_trained
+from hgc.backends.simulator.units import Traffic
 from hgc.backends.simulator.work import Meeting, Message, Step, Steps, Work
 from hgc.cluster import Cluster
 from hgc.cost.collectives import Kind, Place, place, time_s
 from hgc.cost.execution import EAGER, Execution
-from hgc.cost.memory import share_bytes
 from hgc.cost.places import axis_places, group_place, slowest_device
 from hgc.cost.stage_time import BlockTime, StageTimes
 from hgc.errors import ClusterError, HgcError
@@ -31,7 +30,10 @@ _NORM_BYTES = 8
 
 @dataclass(frozen=True)
 class Options:
-    """What neither program nor plan decides. ``optimizer``: one of ``OPTIMIZERS``. ``clip``: gradients are scaled to a norm first."""
+    """What neither program nor plan decides.
+
+    ``optimizer``: as ``hgc.cost.memory`` knows them, or ``"none"``. ``clip``: gradients are scaled to a norm first.
+    """
 
     optimizer: str = "adamw"
     clip: bool = False
@@ -79,12 +81,21 @@ class _Simulator:
     def run(self, schedule: Schedule | None) -> Simulation:
         edges = tuple(self.edges)
         schedule = schedule or make(self.plan.schedule, self.ranks, self.plan.micro_batches, edges)
-        work = Work(_ActionSteps(self.work, schedule), self._messages(), tuple(self._end()), self.options.execution.sends_block)
+        work = Work(
+            _ActionSteps(self.work, schedule),
+            self._messages(),
+            tuple(self._end()),
+            self.options.execution.sends_block,
+            tuple(Meeting((stage,), found.begins()) for stage, found in enumerate(self.work)),
+        )
         timeline = play(schedule, work, edges)
+        alive = in_flight(schedule)
+        memory = stage_memory(self.stages, self.plan, self.cluster, self.sizes, alive, self.options.optimizer, self.options.execution)
         return Simulation(
             step_s=timeline.step_s,
             parts=timeline.mean,
-            memory=stage_memory(self.stages, self.plan, self.sizes, in_flight(schedule), self.options.optimizer),
+            memory=memory,
+            peak_bytes=peak_bytes(memory, schedule, alive),
             timeline=timeline,
             devices=self.plan.devices,
             micro_batches=self.plan.micro_batches,
@@ -121,12 +132,12 @@ class _Simulator:
         return sorted(handed(self.stages))
 
     @cached_property
-    def traffic(self) -> list[StateTraffic]:
-        known: dict[tuple[int, int], StateTraffic] = {}
-        return [
-            known.setdefault((id(stage.program), strategy.zero), StateTraffic(stage.program, strategy.zero, self.plan.precision))
-            for stage, strategy in zip(self.stages, self.plan.strategies, strict=True)
-        ]
+    def traffic(self) -> list[Traffic]:
+        known: dict[tuple[int, str], Traffic] = {}
+        for stage, strategy in zip(self.stages, self.plan.strategies, strict=True):
+            key = id(stage.program), str(strategy)
+            known[key] = known.get(key) or Traffic(stage.program, strategy, self.plan.precision)
+        return [known[id(stage.program), str(strategy)] for stage, strategy in zip(self.stages, self.plan.strategies, strict=True)]
 
     @cached_property
     def work(self) -> list[StageWork]:
@@ -148,14 +159,15 @@ class _Simulator:
             found.append(
                 StageWork(
                     blocks=blocks,
-                    unit_of=tuple(traffic.unit_of),
+                    unit_of=traffic.unit_of,
                     units=traffic.units,
                     buckets=traffic.buckets,
-                    zero=strategy.zero if traffic.sharded else 0,
-                    axes=traffic.axes,
+                    zero=strategy.zero if traffic.units else 0,
+                    axes=traffic.shares.axes,
                     seconds=_Collectives(self.cluster, stage.program.mesh, self.ranks[index][0]),
                     execution=self.options.execution,
                     runs_ahead=device.type == "cuda",
+                    name=f"stage {index}",
                 )
             )
         return found
@@ -182,11 +194,12 @@ class _Simulator:
     def _tied(self) -> Iterator[Meeting]:
         """Copies of one parameter on several stages add up their gradients, rank by rank."""
         by_stages: dict[tuple[int, ...], float] = {}
-        for stage, found in enumerate(self.stages):
-            for entry in found.program.state.values():
-                if entry.stages and entry.stages[0] == stage and is_trained(entry):
-                    held = float(share_bytes(entry, found.program, self.traffic[stage].is_sharded(entry)))
-                    by_stages[entry.stages] = by_stages.get(entry.stages, 0.0) + held
+        for stage in range(len(self.stages)):
+            shares = self.traffic[stage].shares
+            for entry in shares.trained:
+                if entry.stages and entry.stages[0] == stage:
+                    bytes_ = float(shares.held_numel(entry)) * shares.summed(entry)
+                    by_stages[entry.stages] = by_stages.get(entry.stages, 0.0) + bytes_
         for stages, bytes_ in by_stages.items():
             ranks = sorted({self.ranks[stage][0] for stage in stages})
             if len(ranks) > 1:

@@ -22,6 +22,7 @@ class StageWork:
 
     ``zero``: as in a strategy, 0 if nothing is sharded. ``axes``: over which units are gathered and scattered.
     ``runs_ahead``: the device takes work in advance, so that a unit is gathered while the one before runs (CUDA; on a CPU FSDP2 waits).
+    ``name``: tells it from other stages of the same ranks.
     """
 
     blocks: tuple[tuple[str, BlockTime], ...]
@@ -33,22 +34,41 @@ class StageWork:
     seconds: Collective
     execution: Execution
     runs_ahead: bool
+    name: str = ""
+
+    @property
+    def once(self) -> bool:
+        """Does ZeRO move state once a step, outside the blocks' actions: ahead of them, or behind the last?"""
+        ahead = self.execution.state_ahead and self.runs_ahead
+        return self.zero in (1, 2) and (ahead or not self.execution.overlap_gradients)
 
     def steps(self, kind: Kind, *, first: bool, last: bool) -> Steps:
         """Of forward or backward; ``first``: of the training step's first micro-batch, ``last``: of its last."""
         if kind == "F":
-            return tuple(self._forward(gathers=self.zero == 3 or (self.zero > 0 and first)))
+            return tuple(self._forward(gathers=self.zero == 3 or (self.zero > 0 and first and not self.once), ahead=self.once and first))
         return tuple(self._backward(kind, last))
 
     # -- forward ------------------------------------------------------------------------------------------------------------------------
 
-    def _forward(self, gathers: bool) -> Iterator[Step]:
+    def begins(self) -> Steps:
+        """At the beginning of the training step: all units are gathered, one after the other, and nobody waits."""
+        ahead = self.once and self.execution.overlap_gradients
+        return tuple(self._gather(unit, self._key("gather", unit)) for unit in dict.fromkeys((ROOT, *self.unit_of))) if ahead else ()
+
+    def _key(self, what: str, unit: int) -> str:
+        return f"{what} {unit} of {self.name}"
+
+    def _forward(self, gathers: bool, ahead: bool) -> Iterator[Step]:
         order = [unit for unit in self.unit_of if unit != ROOT] if gathers else []
         if gathers:
             yield self._gather(ROOT, "")
+        if ahead:
+            yield Step(wait=self._key("gather", ROOT))
         yield from self._prefetch(order, 0)
         for position, (path, time) in enumerate(self.blocks):
             unit = self.unit_of[position]
+            if ahead:
+                yield Step(wait=self._key("gather", unit))
             if unit in order:
                 yield from self._whole(order, order.index(unit))
             yield from _block(path, time.forward)
@@ -75,7 +95,8 @@ class StageWork:
 
     def _backward(self, kind: Kind, last: bool) -> Iterator[Step]:
         gathers = self.zero == 3 and kind != "W"
-        scatters = kind != "I" and (self.zero > 1 or (self.zero == 1 and last))
+        scatters = kind != "I" and not self.once and (self.zero > 1 or (self.zero == 1 and last))
+        ahead = self.once and last and kind != "I" and self.execution.overlap_gradients
         order = [unit for unit in reversed(self.unit_of) if unit != ROOT] if gathers else []
         waiting = ""
         yield from self._prefetch(order, 0)
@@ -87,18 +108,25 @@ class StageWork:
             if scatters and unit != ROOT:
                 yield from self._scatter(unit, waiting)
                 waiting = f"scatter {unit}"
+            if ahead and unit != ROOT:
+                yield self._sum(unit, self._key("scatter", unit))
             if last and kind != "I" and self.execution.overlap_gradients:
                 yield from self._buckets(position)
         if scatters:
             yield from self._scatter(ROOT, waiting)
             yield Step(wait=f"scatter {ROOT}")
+        if ahead:
+            yield self._sum(ROOT, self._key("scatter", ROOT))
 
     def _scatter(self, unit: int, waiting: str) -> Iterator[Step]:
         """Sum and share out the gradients of a unit; the one before has to be through, whose memory is used again."""
-        seconds = self.seconds("reduce_scatter", self.axes, self.units[unit].summed_bytes)
         if waiting:
             yield Step(wait=waiting)
-        yield Step(seconds, "+".join(self.axes), f"scatter {self._name(unit)}", key=f"scatter {unit}" if self.runs_ahead else "")
+        yield self._sum(unit, f"scatter {unit}" if self.runs_ahead else "")
+
+    def _sum(self, unit: int, key: str) -> Step:
+        seconds = self.seconds("reduce_scatter", self.axes, self.units[unit].summed_bytes)
+        return Step(seconds, "+".join(self.axes), f"scatter {self._name(unit)}", key=key)
 
     def _buckets(self, position: int) -> Iterator[Step]:
         """Buckets whose last gradient a block has made, if those before have started."""
@@ -113,10 +141,13 @@ class StageWork:
         return Step(self.seconds("all_reduce", bucket.axes, bucket.bytes), "+".join(bucket.axes), f"bucket {index}", key=key)
 
     def synchronised(self) -> Steps:
-        """At the end of the training step: all buckets are summed."""
-        if not self.execution.overlap_gradients:
-            return tuple(self._bucket(index, "") for index in range(len(self.buckets)))
-        return tuple(Step(wait=f"bucket {index}") for index in range(len(self.buckets)))
+        """At the end of the training step: all buckets are summed, and what ZeRO moves outside the blocks."""
+        units = tuple(dict.fromkeys((*reversed(self.unit_of), ROOT))) if self.once else ()
+        if self.execution.overlap_gradients:
+            waits = tuple(Step(wait=f"bucket {index}") for index in range(len(self.buckets)))
+            return waits + tuple(Step(wait=self._key("scatter", unit)) for unit in units)
+        sums = tuple(self._bucket(index, "") for index in range(len(self.buckets)))
+        return sums + tuple(self._sum(unit, "") for unit in units) + tuple(self._gather(unit, "") for unit in units)
 
 
 def _of_kind(segments: Iterable[Segment], kind: Kind) -> list[Segment]:

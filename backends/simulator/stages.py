@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
+import torch
 from torch import fx
 
 from hgc.backends.simulator.work import Message, Step
@@ -17,7 +19,7 @@ from hgc.cost.symbolic import ProgramCosts
 from hgc.errors import HgcError
 from hgc.ir.input_sizes import evaluate
 from hgc.ir.placement import Shard
-from hgc.ir.program import RECEIVED, Program
+from hgc.ir.program import BODIES, RECEIVED, Program
 from hgc.ir.value import Size, Value, info, value
 from hgc.plan import Plan
 from hgc.schedule.layout import Edge
@@ -48,30 +50,39 @@ def number(expression: Size, sizes: Sizes) -> float:
     missing = [symbol for symbol in expression.free_symbols if symbol not in sizes]
     if missing:
         raise HgcError(f"the size {str(missing[0])!r} is missing; give a number for each symbol of the program")
-    return float(evaluate(expression, sizes))
+    return float(evaluate(expression, sizes))  # type: ignore[arg-type]  # it takes any numbers
 
 
 @dataclass(frozen=True)
 class Handed:
-    """A value that crosses an edge, as its maker and its reader hold it."""
+    """A value that crosses an edge: as its maker and its reader hold it, and the dtype in which it is computed."""
 
     maker: Value
     reader: Value
+    dtype: torch.dtype
 
 
 def handed(stages: Sequence[StageProgram]) -> dict[Edge, list[Handed]]:
     """Edge -> values that travel over it."""
-    makers = {
-        name: (index, node)
-        for index, stage in enumerate(stages)
-        for name, node in zip(stage.results, stage.program.outputs(), strict=bool(stage.results))
-    }
+    makers: dict[str, tuple[int, fx.Node]] = {}
+    for index, stage in enumerate(stages):
+        makers.update({name: (index, node) for name, node in zip(stage.results, stage.program.outputs(), strict=bool(stage.results))})
     found: dict[Edge, list[Handed]] = {}
     for index, stage in enumerate(stages):
         for name, node in zip(stage.received, received(stage.program), strict=True):
             source, made = makers[name]
-            found.setdefault((source, index), []).append(Handed(value(made), value(node)))
+            found.setdefault((source, index), []).append(Handed(value(made), value(node), _dtype(stages[source], made)))
     return found
+
+
+def _dtype(stage: StageProgram, node: fx.Node) -> torch.dtype:
+    """The dtype that a result of a block has in the precision of the costs."""
+    if node.target is not operator.getitem:
+        return value(node).dtype
+    call, index = node.args
+    assert isinstance(call, fx.Node)
+    assert isinstance(index, int)
+    return stage.costs.bodies[str(call.target).removeprefix(BODIES)].outputs[index].dtype
 
 
 def messages(
@@ -102,7 +113,7 @@ def _message(
     received, split = 0.0, 0.0
     for each in values:
         got = each.reader if way == "F" else each.maker
-        size = number(_local_bytes(got, mesh), sizes)
+        size = number(sympy.Mul(each.dtype.itemsize, *got.local_shape(dict(mesh))), sizes)
         received += size
         split += size if "tp" in mesh and not isinstance(got.on("tp"), Shard) else 0.0
     unpack: tuple[Step, ...] = ()
@@ -122,7 +133,3 @@ def _pairs(sources: range, targets: range) -> set[tuple[int, int]]:
     """Who sends to whom: neighbours in proportion."""
     count = max(len(sources), len(targets))
     return {(sources[index * len(sources) // count], targets[index * len(targets) // count]) for index in range(count)}
-
-
-def _local_bytes(found: Value, mesh: Mapping[str, int]) -> Size:
-    return sympy.Mul(found.dtype.itemsize, *found.local_shape(dict(mesh)))

@@ -41,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Steps at the end of the training step that the ranks of ``stages`` take together."""
+    """Steps at the beginning or end of the training step that the ranks of ``stages`` take together."""
 
     stages: tuple[int, ...]
     steps: Steps
@@ -59,3 +59,4 @@ class Work:
     messages: Mapping[tuple[Edge, str], Message] = field(default_factory=dict)
     end: tuple[Meeting, ...] = ()
     sends_block: bool = False
+    begin: tuple[Meeting, ...] = ()

@@ -16,9 +16,14 @@ class Execution:
         launch_free: launches cost nothing, because CUDA graphs replay them or work hides them.
         copy_free_collectives: tensors lie in memory so that collectives need no copies before or after, as in Megatron-LM's sequence-first
             layout; hgc's own gather and scatter along the sequence copy.
+        regathers: what is gathered in front of a product is not kept for backward but gathered again, as in Megatron-LM's sequence
+            parallelism.
         recompute_stops_early: a recomputed block stops at the last operator that saves something, as ``torch.utils.checkpoint`` does
             without reentrance; Megatron-LM runs the whole block again.
         overlap_gradients: sums of gradients run beside the last backward; without, all of them follow it.
+        state_ahead: with ZeRO 1 and 2 a rank gathers the parameters of all its stages from the beginning of the step on, beside whatever
+            runs, and waits for its sums of gradients at the end only, as Megatron-Core's distributed optimizer; without, a stage waits for
+            its own in its first forward and last backward, as FSDP2 does. Without ``overlap_gradients`` both follow the last backward.
         overlap_products: in backward a collective runs beside the weights' products behind it, as Megatron-LM's asynchronous tensor
             parallelism does.
         sends_block: the sender of a message between stages waits until it has arrived, as Megatron-LM does without
@@ -30,8 +35,10 @@ class Execution:
     fused: bool = False
     launch_free: bool = False
     copy_free_collectives: bool = False
+    regathers: bool = False
     recompute_stops_early: bool = True
     overlap_gradients: bool = True
+    state_ahead: bool = False
     overlap_products: bool = False
     sends_block: bool = False
     scatter_gather: bool = False

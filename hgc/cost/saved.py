@@ -271,7 +271,8 @@ class _Run:
         return names
 
     def _result(self, name: str, tensor: Tensor) -> Result:
-        return Result(name, self.memory[storage_key(tensor)], self._bytes(tensor), tensor.requires_grad)
+        memory = self.memory.setdefault(storage_key(tensor), name)  # a collective's result moves when it is first read
+        return Result(name, memory, self._bytes(tensor), tensor.requires_grad)
 
     def _needs(self, node: fx.Node, saved: Sequence[Tensor]) -> tuple[Kept, ...]:
         found: dict[str, Kept] = {}

@@ -18,7 +18,7 @@ import sympy
 from hgc.cost.kernels import NO_KERNELS, ZERO, Kernels
 from hgc.cost.min_cut import cheapest_separation
 from hgc.cost.symbolic import BodyCost, NodeCost, Result
-from hgc.cost.work import Work, is_idle, of_node
+from hgc.cost.work import Work, gathers, is_idle, of_node
 from hgc.ir.input_sizes import evaluate
 from hgc.ir.value import Size
 
@@ -34,10 +34,16 @@ def fused_work(body: BodyCost) -> tuple[Work, ...]:
     return tuple(work for *_, work in sorted(found, key=lambda entry: entry[:3]) if not is_idle(work))
 
 
-def fused_kept(body: BodyCost) -> dict[str, Size]:
-    """Memory, by name, that backward needs where chains are fused, and its bytes; body inputs too."""
+def fused_kept(body: BodyCost, regathers: bool = False) -> dict[str, Size]:
+    """Memory, by name, that backward needs where chains are fused, and its bytes; body inputs too.
+
+    ``regathers``: what was gathered for a product is gathered again, from its kept parts.
+    """
     bytes_ = _memory_bytes(body)
-    forced = {need.memory for node in body.nodes for need in node.needs if not node.regular or (_is_random(node) and _inside(need.memory))}
+    again = gathers(body) if regathers else {}
+    needs = [(node, need.memory) for node in body.nodes for need in node.needs]
+    forced = {memory for node, memory in needs if not node.regular or (_is_random(node) and _inside(memory))} - again.keys()
+    forced |= {found.memory for gather in again.values() for found in gather.inputs}
     state = {found.memory for found, is_state in zip(body.inputs, body.state, strict=True) if is_state}
     sources = {found.memory for found in body.inputs} | forced
     edges: list[tuple[str, str]] = []
@@ -47,7 +53,7 @@ def fused_kept(body: BodyCost) -> dict[str, Size]:
             edges += [(tail, head) for tail in entering for head in made]
         else:
             sources |= made
-    needed = {need.memory for node in body.nodes if node.regular for need in node.needs}
+    needed = {memory for node, memory in needs if node.regular}
     free = forced | state
     price = {name: 0.0 if name in free else float(evaluate(sympy.sympify(size), body.hints)) for name, size in bytes_.items()}
     chosen = cheapest_separation(price, edges, sources, needed)

@@ -11,7 +11,7 @@ from torch import fx
 from hgc.cost.execution import EAGER, Execution
 from hgc.cost.fusion import fused_kept
 from hgc.cost.symbolic import ZERO, BodyCost, Kept, NodeCost, largest
-from hgc.cost.work import attention_core
+from hgc.cost.work import attention_core, gathers
 from hgc.ir.program import BODIES, STATE, Program
 from hgc.ir.value import Size, Value, value
 
@@ -69,8 +69,10 @@ def program_retained(
 
 def _kept(body: BodyCost, execution: Execution) -> Mapping[str, Size]:
     if execution.fused:
-        return fused_kept(body)
-    return {need.memory: need.bytes for node in body.nodes for need in node.needs}
+        return fused_kept(body, execution.regathers)
+    sources = {memory: node.inputs[0] for memory, node in gathers(body).items()} if execution.regathers else {}
+    kept = {need.memory: need.bytes for node in body.nodes for need in node.needs if need.memory not in sources}
+    return kept | {found.memory: found.bytes for found in sources.values() if found.memory not in kept}
 
 
 def _inside(body: BodyCost, kept: Mapping[str, Size]) -> Size:

@@ -23,7 +23,7 @@ from hgc.cost.execution import EAGER, Execution
 from hgc.cost.fusion import fused_work
 from hgc.cost.kernels import Kernels, Product
 from hgc.cost.symbolic import ZERO, Communication, ProgramCosts
-from hgc.cost.work import Work, eager_work, run_again, without_copies
+from hgc.cost.work import Work, eager_work, regathering, run_again, without_copies
 from hgc.errors import HgcError
 from hgc.ir.value import Size
 from hgc.plan import Precision
@@ -109,6 +109,7 @@ class StageTimes:
         for name, body in costs.bodies.items():
             works = fused_work(body) if execution.fused else eager_work(body)
             works = tuple(without_copies(work) for work in works) if execution.copy_free_collectives else works
+            works = regathering(body, works) if execution.regathers else works
             again = run_again(body, works, strategy.recompute, execution.recompute_stops_early) if name not in costs.with_loss else ()
             self._steps[name] = self._builder.add(works, again, narrow=name not in costs.with_loss)
         self._evaluate = self._builder.compiled(self.symbols)
@@ -149,6 +150,7 @@ class _Builder:
         repeated = [step for work in again for step in self._forward(work, slots[id(work)][FORWARD])]
         backward = []
         for work in reversed(works):
+            backward += [self._collective(each) for each in work.regathered]
             backward.append(_Step(slots[id(work)][INPUT]))
             backward += [self._collective(each) for each in work.communication if each.backward]
             backward.append(_Step(slots[id(work)][WEIGHT], weight=True))

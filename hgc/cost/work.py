@@ -14,7 +14,8 @@ from hgc.ir.value import Size
 
 @dataclass(frozen=True)
 class Work:
-    """One step: kernels and collectives of ``nodes`` forward and backward. ``keeps``: does its backward need anything?"""
+    """One step: kernels and collectives of ``nodes`` forward and backward. ``keeps``: does its backward need anything?
+    ``regathered``: what is gathered again before its backward."""
 
     nodes: tuple[str, ...]
     forward: Kernels = NO_KERNELS
@@ -22,6 +23,7 @@ class Work:
     backward_weight: Kernels = NO_KERNELS
     communication: tuple[Communication, ...] = ()
     keeps: bool = False
+    regathered: tuple[Communication, ...] = ()
 
 
 def eager_work(body: BodyCost) -> tuple[Work, ...]:
@@ -61,6 +63,29 @@ def _gradient_sums(body: BodyCost) -> dict[str, tuple[Size, ...]]:
     for name, (maker, found) in makers.items():
         sums[maker] = sums.get(maker, ()) + (found.bytes,) * max(users[name] - 1, 0)
     return sums
+
+
+def gathers(body: BodyCost) -> dict[str, NodeCost]:
+    """Memory that a gather makes and a product needs in backward -> the gather."""
+    found = {node.results[0].memory: node for node in body.nodes if _is_gather(node)}
+    needed = {need.memory for node in body.nodes if node.forward.products for need in node.needs}
+    return {memory: node for memory, node in found.items() if memory in needed}
+
+
+def _is_gather(node: NodeCost) -> bool:
+    forward = [each.collective for each in node.communication if not each.backward]
+    return forward == ["all_gather"] and len(node.results) == 1
+
+
+def regathering(body: BodyCost, work: tuple[Work, ...]) -> tuple[Work, ...]:
+    """Steps whose gathers run again in backward, in front of the first step there that needs their results."""
+    needs = {node.name: {need.memory for need in node.needs} for node in body.nodes}
+    found = list(work)
+    for memory, gather in gathers(body).items():
+        last = max(index for index, each in enumerate(found) if any(memory in needs[name] for name in each.nodes))
+        again = tuple(replace(each, backward=True) for each in gather.communication if not each.backward)
+        found[last] = replace(found[last], regathered=found[last].regathered + again)
+    return tuple(found)
 
 
 def run_again(body: BodyCost, work: tuple[Work, ...], recompute: str, stops_early: bool) -> tuple[Work, ...]:

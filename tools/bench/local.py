@@ -1,0 +1,146 @@
+"""``hgc bench local``: predictions against measurements on the machines at hand.
+
+One job measures its own machines (as ``hgc profile`` does), then trains emitted programs on them; the simulator predicts the steps from
+the measured cluster alone. The bytes that leave nodes are counted by their network interfaces. ``--launch COMMAND`` starts the ranks
+with something else than torchrun on this machine: a command that runs what follows it on every rank, with torchrun's variables set
+(``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from hgc import compiler, records
+from hgc.backends.parity.verify import last_error
+from hgc.cluster import Cluster
+from hgc.errors import ArtifactError
+from hgc.tools.bench.local_worker import CASES, CLUSTER, RESULTS, Case, Steps
+from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
+from hgc.tools.console import say, stage, table
+
+RANKS = 4
+STEP_LIMIT, BYTES_LIMIT = 0.20, 0.01
+SIZES = (
+    Size(hidden=256, layers=4, heads=8, vocabulary=2048, rows=8, length=128),
+    Size(hidden=512, layers=2, heads=8, vocabulary=1024, rows=8, length=64),
+)
+STRATEGIES = ("dp4", "dp4 zero3", "tp4", "dp2 tp2", "dp2 tp2 zero3")
+FRAMES = 1.0085
+"""Bytes on a wire over bytes of a message: headers of Ethernet, IP and TCP in frames of 9000, and their acknowledgements."""
+
+
+def run(
+    launch: str | None = None,
+    strategies: Sequence[str] = STRATEGIES,
+    sizes: Sequence[Size] = SIZES,
+    steps: int = 12,
+    timeout_s: float = 1500.0,
+) -> dict[str, Any]:
+    """Measure and predict every (model, size, strategy); print the table, and return what JSON should hold.
+
+    Raises ``ArtifactError`` if a process fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="hgc-local-") as folder:
+        cases, executables = [], []
+        with stage("compile"):
+            for size in sizes:
+                for model in MODELS:
+                    for strategy in strategies:
+                        target = Path(folder) / f"program{len(cases)}"
+                        executables.append(compiler.compile(MODELS[model](size), global_batch(size, 0), plan=strategy))
+                        executables[-1].save(target)
+                        cases.append(Case(model, strategy, size, str(target), 3, steps))
+        with stage(f"profile and measure on {RANKS} processes"):
+            measured = _launch(Path(folder), cases, launch, timeout_s)
+        cluster = Cluster.load(Path(folder) / CLUSTER)
+    with stage("simulate"):
+        rows = [_row(case, found, each.simulate(cluster)) for case, found, each in zip(cases, measured, executables, strict=True)]
+    say(str(cluster))
+    table(_table(rows, len(cluster.nodes)))
+    return {"bench": "local", "machine": _machine(cluster), "rows": rows, "targets": _targets(rows, len(cluster.nodes))}
+
+
+def _launch(folder: Path, cases: list[Case], launch: str | None, timeout_s: float) -> list[Steps]:
+    (folder / CASES).write_text(records.to_text(records.encode(cases)), encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    command = [*shlex.split(launch), sys.executable] if launch else torchrun
+    command += ["-m", "hgc.tools.bench.local_worker", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ArtifactError(f"the measurement took more than {timeout_s:.0f} s; give timeout_s=...") from None
+    except FileNotFoundError:
+        raise ArtifactError(f"there is no command {command[0]!r} to start the ranks with; give another --launch") from None
+    if done.returncode != 0 or not (folder / RESULTS).exists():
+        raise ArtifactError(f"the measurement on {RANKS} ranks failed: {last_error(done.stderr + done.stdout)}")
+    encoded = records.parse_json(records.read_text(folder / RESULTS, RESULTS, ArtifactError), RESULTS, ArtifactError)
+    return [records.decode(Steps, entry, RESULTS, ArtifactError) for entry in encoded]
+
+
+def _row(case: Case, found: Steps, predicted: Any) -> dict[str, Any]:
+    measured_s = statistics.median(found.seconds)
+    return {
+        "model": case.model,
+        "plan": case.strategy,
+        "hidden": case.size.hidden,
+        "measured_s": measured_s,
+        "predicted_s": predicted.step_s,
+        "error": predicted.step_s / measured_s - 1,
+        "measured_bytes": found.sent_bytes,
+        "predicted_bytes": predicted.between_nodes_bytes * FRAMES,
+    }
+
+
+def _targets(rows: Sequence[dict[str, Any]], nodes: int) -> list[dict[str, Any]]:
+    where = f"{nodes} node{'s' * (nodes > 1)}"
+    off = statistics.median(abs(row["error"]) for row in rows)
+    found = [
+        {"name": f"step time, {where}: median of |predicted / measured - 1|", "value": off, "limit": STEP_LIMIT, "holds": off <= STEP_LIMIT}
+    ]
+    if nodes > 1:
+        worst = max(abs(_bytes_error(row)) for row in rows)
+        name = f"bytes between nodes, {where}: largest |predicted / counted - 1|"
+        found.append({"name": name, "value": worst, "limit": BYTES_LIMIT, "holds": worst <= BYTES_LIMIT})
+    return found
+
+
+def _bytes_error(row: dict[str, Any]) -> float:
+    return float(row["predicted_bytes"] / row["measured_bytes"] - 1)
+
+
+def _table(rows: Sequence[dict[str, Any]], nodes: int) -> Table:
+    shown = Table(title="a training step, predicted from the measured cluster and measured")
+    for column in ("model", "plan"):
+        shown.add_column(column)
+    for column in ("hidden", "measured ms", "predicted ms", "off", *(("counted MB", "predicted MB", "off") if nodes > 1 else ())):
+        shown.add_column(column, justify="right")
+    for row in rows:
+        cells = [row["model"], row["plan"], str(row["hidden"]), f"{1e3 * row['measured_s']:.0f}", f"{1e3 * row['predicted_s']:.0f}"]
+        cells.append(f"{row['error']:+.0%}")
+        if nodes > 1:
+            cells += [f"{row['measured_bytes'] / 1e6:.2f}", f"{row['predicted_bytes'] / 1e6:.2f}", f"{_bytes_error(row):+.1%}"]
+        shown.add_row(*cells)
+    return shown
+
+
+def _machine(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "cluster": records.encode(cluster),
+    }

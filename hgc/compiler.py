@@ -23,10 +23,12 @@ from hgc.passes.sharding.limits import check_limits
 from hgc.passes.sharding.pad_vocabulary import PadVocabulary
 from hgc.passes.sharding.recompute import Recompute
 from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
+from hgc.passes.sharding.stages import cut, stage_edges, stage_plan
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan
-from hgc.runtime import Trainer
+from hgc.runtime import PipelineTrainer, Trainer, make_trainer
+from hgc.schedule import make as make_schedule
 from hgc.strategy import ZERO_STAGES, Strategy
 from hgc.tracing import trace
 
@@ -67,8 +69,11 @@ def compile(
     """
     traced = trace(model, example_inputs, loss=loss, dynamic=dynamic, name=name)
     cluster, chosen = _choose(plan, traced, cluster)
-    program = distribute(traced, chosen, pipeline)
-    return Executable(program, chosen, cluster, model, dict(example_inputs), loss)
+    if not chosen.stages:
+        return Executable(distribute(traced, chosen, pipeline), chosen, cluster, model, dict(example_inputs), loss)
+    stages = distribute_stages(traced, chosen, pipeline)
+    traced.report = list(dict.fromkeys(sentence for stage in stages.stages for sentence in stage.report))
+    return Executable(traced, chosen, cluster, model, dict(example_inputs), loss, stages)
 
 
 def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) -> Program:
@@ -82,6 +87,14 @@ def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) ->
         kept = ZERO_STAGES[plan.strategy.zero].removesuffix(" sharded")
         program.report.append(f"zero {plan.strategy.zero}: {kept} are sharded over dp when the program runs, not in the graph")
     return program
+
+
+def distribute_stages(traced: Program, plan: Plan, pipeline: Pipeline | None = None) -> torchrun.Pipeline:
+    """Cut a traced program into the plan's stages, apply to each its strategy, and order their work as the plan's schedule says."""
+    stages = cut(traced, plan)
+    lowered = tuple(distribute(stage, stage_plan(plan, index), pipeline) for index, stage in enumerate(stages))
+    ranks = [plan.ranks(index) for index in range(len(stages))]
+    return torchrun.Pipeline(lowered, make_schedule(plan.schedule, ranks, plan.micro_batches, stage_edges(stages)))
 
 
 def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster | None) -> tuple[Cluster, Plan]:
@@ -120,7 +133,10 @@ def real_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Executable:
-    """A compiled model: the distributed program, the plan it follows, and the model it equals."""
+    """A compiled model: the distributed program, the plan it follows, and the model it equals.
+
+    Of a pipeline ``program`` is the traced whole, and ``pipeline`` holds the distributed stages.
+    """
 
     program: Program
     plan: Plan
@@ -128,10 +144,13 @@ class Executable:
     model: nn.Module
     example_inputs: dict[str, Any]
     loss: Callable[..., torch.Tensor] | None = None
+    pipeline: torchrun.Pipeline | None = None
 
     @property
     def code(self) -> str:
         """The source of ``program.py``."""
+        if self.pipeline is not None:
+            return torchrun.emit_stages(self.pipeline.stages, self.plan, self.pipeline.schedule)
         return torchrun.emit(self.program, self.plan)
 
     def save(self, directory: str | Path, weights: bool = False) -> Path:
@@ -141,7 +160,7 @@ class Executable:
         """
         target = Path(directory)
         with torchrun.staged(target) as staging:
-            torchrun.write(staging, self.program, self.plan)
+            torchrun.write(staging, self.program, self.plan, self.pipeline)
             self.draw(staging / "graph.svg")
             reference = parity.pack(self.model, self.example_inputs, self.loss)
             if reference is not None:
@@ -150,7 +169,7 @@ class Executable:
                 torch.save(real_state(self.model), staging / "weights.pt")
         return target
 
-    def load(self, state: Mapping[str, torch.Tensor] | None = None, **options: Any) -> Trainer:
+    def load(self, state: Mapping[str, torch.Tensor] | None = None, **options: Any) -> Trainer | PipelineTrainer:
         """The program in this process, as one rank of a running job, for a training loop of your own.
 
         The result has ``step(batch) -> loss``, ``parameters()``, ``state_dict()`` and more (``hgc.runtime.Trainer``; it takes ``options``).
@@ -159,7 +178,7 @@ class Executable:
         with tempfile.TemporaryDirectory(prefix="hgc-") as folder:
             program, plan = torchrun.load_model(self.save(Path(folder) / "program"))
             weights = state if state is not None else real_state(self.model)
-            return Trainer(program, plan, state=weights, **options)
+            return make_trainer(program, plan, state=weights, **options)
 
     def verify(self, **options: Any) -> parity.Report:
         """Compare the program with the model on local processes; ``options`` as for :func:`hgc.backends.parity.verify`."""

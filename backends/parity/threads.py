@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from hgc._torch_compat import local_store, threaded_world
 from hgc.ir.ops.random import own_root
+from hgc.runtime import executor_transport
 
 Result = TypeVar("Result")
 
@@ -18,17 +19,18 @@ Result = TypeVar("Result")
 def run_ranks(world: int, fn: Callable[[int], Result], timeout_s: float = 60.0, seed: int = 0) -> list[Result]:
     """Run ``fn(rank)`` on ``world`` threads that form a process group; returns the results in rank order.
 
-    Collectives work, send and recv do not. Every rank has its own axis table and its own random numbers, in step across ranks.
+    Collectives work, send and recv do not; messages between pipeline stages have a way of their own. Every rank has its own axis table and its own random numbers, in step across ranks.
     The first exception of a rank is raised here.
     """
     results: dict[int, Result] = {}
     failures: list[BaseException] = []
     store = local_store()
+    mailboxes = executor_transport.Mailboxes(timeout_s)
 
     def rank_main(rank: int, abort: Callable[[BaseException], None]) -> None:
         try:
             dist.init_process_group("threaded", rank=rank, world_size=world, store=store)
-            with own_root(seed):
+            with own_root(seed), executor_transport.use(mailboxes.of(rank)):
                 results[rank] = fn(rank)
         except SystemExit:
             pass  # another rank failed and ended this one's collective

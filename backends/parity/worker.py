@@ -18,7 +18,7 @@ CASE, OUTCOME = "case.pt", "outcome.pt"
 
 def run_rank(model: Any, plan: Any, case: Case) -> Outcome:
     """Train the emitted model on this rank; the outcome is whole and the same on every rank. The caller switches dropout off."""
-    trainer = runtime.Trainer(model, plan, state=case.state, dtype=case.dtype, device="cpu")
+    trainer = runtime.make_trainer(model, plan, state=case.state, dtype=case.dtype, device="cpu")
     optimizer = make_optimizer(case, list(trainer.parameters()))
     losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}

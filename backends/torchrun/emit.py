@@ -42,22 +42,23 @@ def emit(program: Program, plan: Plan) -> str:
     used = used_outputs(program)
     for name in classes:
         own = [call for call in calls if call.block.body == name]
-        rest += ["", "", *_class(program, own, classes[name], used[name], data, symbols)]
-    unused = _unused(program)
+        rest += ["", "", *class_lines([(program, call) for call in own], classes[name], used[name], symbols)]
+    unused = unused_state(program)
     unused_class = scope.take("Unused") if unused else ""
     if unused:
-        rest += ["", "", *_unused_class(unused_class, unused, data)]
+        rest += ["", "", *unused_lines(unused_class, unused, data)]
     rest += ["", "", *_model(program, calls, classes, unused_class)]
     rest += ["", "", 'if __name__ == "__main__":', "    rt.main(Model, PLAN)", ""]
     text = "\n".join(rest)
     return "\n".join([*docstring(program, plan, symbols), "", *import_lines(text), "", *rest])
 
 
-def _class(program: Program, calls: Sequence[Call], name: str, used: Sequence[int], data: Sequence[str], symbols: Symbols) -> Iterator[str]:
-    first = calls[0]
+def class_lines(calls: Sequence[tuple[Program, Call]], name: str, used: Sequence[int], symbols: Symbols) -> Iterator[str]:
+    """The class of a body for all its calls, each with the program (one of a pipeline's stages) that it is in."""
+    program, first = calls[0]
     graph = program.body(first.block.body).graph
-    yield _with_comment(f"class {name}(rt.Block):", _places(calls))
-    declarations = _declarations(program, calls, graph, data)
+    yield _with_comment(f"class {name}(rt.Block):", _places([call for _, call in calls]))
+    declarations = _declarations(calls, graph)
     if declarations:
         yield from indent(["def __init__(self) -> None:", "    super().__init__()"])
         yield from indent(declaration_lines(declarations), 2)
@@ -88,23 +89,29 @@ def _places(calls: Sequence[Call]) -> str:
     return comment(f"{len(paths)} places: {', '.join(paths[:3])}, ...")
 
 
-def _declarations(program: Program, calls: Sequence[Call], graph: fx.Graph, data: Sequence[str]) -> list[Declaration]:
+def _declarations(calls: Sequence[tuple[Program, Call]], graph: fx.Graph) -> list[Declaration]:
     """The state of a block; every block of the class must declare the same."""
-    inputs = [n for n in graph.nodes if n.op == "placeholder"]
     found: list[Declaration] = []
-    for call in calls:
-        own: list[Declaration] = []
-        for node, given in zip(inputs, call.block.node.args, strict=True):
-            assert isinstance(given, fx.Node)
-            if info(node).role != "input":
-                entry = program.state[str(given.target).removeprefix(STATE)]
-                own.append(declare(_declared_name(call, info(node).path, entry), entry, data))
+    for program, call in calls:
+        own = declared_state(program, call, graph)
         found = found or own
         if own != found:
             differing = next(a.name for a, b in zip(own, found, strict=True) if a != b)
             raise ArtifactError(
-                f"blocks {calls[0].block.path!r} and {call.block.path!r} share a class but keep {differing!r} in different ways"
+                f"blocks {calls[0][1].block.path!r} and {call.block.path!r} share a class but keep {differing!r} in different ways"
             )
+    return found
+
+
+def declared_state(program: Program, call: Call, graph: fx.Graph) -> list[Declaration]:
+    """What one block declares."""
+    data = data_axes(program.state, program.mesh)
+    found: list[Declaration] = []
+    for node, given in zip((n for n in graph.nodes if n.op == "placeholder"), call.block.node.args, strict=True):
+        assert isinstance(given, fx.Node)
+        if info(node).role != "input":
+            entry = program.state[str(given.target).removeprefix(STATE)]
+            found.append(declare(_declared_name(call, info(node).path, entry), entry, data))
     return found
 
 
@@ -118,13 +125,13 @@ def _declared_name(call: Call, relative: str, entry: State) -> str:
     raise ArtifactError(f"block {call.block.path!r} reads {entry.name!r} under the name {full!r}, which the model does not know")
 
 
-def _unused(program: Program) -> dict[str, State]:
+def unused_state(program: Program) -> dict[str, State]:
     """State that no block reads; checkpoints hold it all the same."""
     read = {str(node.target).removeprefix(STATE) for node in program.root.graph.nodes if node.op == "get_attr"}
     return {name: entry for name, entry in program.state.items() if name not in read and entry.persistent and entry.kind != "constant"}
 
 
-def _unused_class(name: str, unused: dict[str, State], data: Sequence[str]) -> Iterator[str]:
+def unused_lines(name: str, unused: dict[str, State], data: Sequence[str]) -> Iterator[str]:
     yield f"class {name}(rt.Block):  # what the loss does not depend on, kept for checkpoints"
     yield from indent(["def __init__(self) -> None:", "    super().__init__()"])
     yield from indent(declaration_lines([declare(entry.name, entry, data) for entry in unused.values()]), 2)

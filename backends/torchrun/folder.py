@@ -17,9 +17,11 @@ from hgc import records
 from hgc.backends.torchrun.emit import emit
 from hgc.backends.torchrun.header import CONSTANTS, constants_of
 from hgc.backends.torchrun.launch import launch_script
+from hgc.backends.torchrun.stages import emit_stages
 from hgc.errors import ArtifactError, PlanError
 from hgc.ir.program import Program
 from hgc.plan import Plan
+from hgc.schedule import Schedule
 
 PROGRAM, PLAN, MANIFEST, LAUNCH = "program.py", "plan.json", "manifest.json", "launch.sh"
 VERSION = 1
@@ -35,6 +37,14 @@ class Manifest:
     model: str
     files: tuple[str, ...] = ()
     version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The lowered stages of a program, and the order in which they work."""
+
+    stages: tuple[Program, ...]
+    schedule: Schedule
 
 
 @contextmanager
@@ -114,12 +124,12 @@ def _free(path: Path) -> Path:
     return candidate
 
 
-def write(staging: Path, program: Program, plan: Plan) -> None:
-    """Source, plan, constants, launch script and manifest."""
-    source = emit(program, plan)
+def write(staging: Path, program: Program, plan: Plan, pipeline: Pipeline | None = None) -> None:
+    """Source, plan, constants, launch script and manifest; of a pipeline with what its stages are instead of the whole ``program``."""
+    source = emit_stages(pipeline.stages, plan, pipeline.schedule) if pipeline else emit(program, plan)
     (staging / PROGRAM).write_text(source, encoding="utf-8")
     plan.save(staging / PLAN)
-    constants = constants_of(program)
+    constants = {name: data for stage in (pipeline.stages if pipeline else (program,)) for name, data in constants_of(stage).items()}
     if constants:
         torch.save(constants, staging / CONSTANTS)
     (staging / LAUNCH).write_text(launch_script(plan), encoding="utf-8")

@@ -34,22 +34,22 @@ def docstring(program: Program, plan: Plan, symbols: Symbols) -> Iterator[str]:
     yield f'"""{comment(program.name)} on {ranks} process{"es" * (ranks > 1)}{f": {comment(mesh)}" if mesh else ""}.'
     yield ""
     made_from = f" (program {comment(plan.program_hash[:12])})" if plan.program_hash else ""
-    yield from _paragraph(
+    yield from paragraph(
         f"Written by hgc for the plan '{comment(str(plan.strategy))}'{made_from}. Every rank runs this file; edit it freely."
     )
     yield ""
     yield f"    torchrun --nproc-per-node {ranks} program.py --steps 20"
     yield ""
-    yield from _paragraph(_legend(program, symbols))
+    yield from paragraph(legend(program, symbols))
     if program.report:
         yield ""
         yield "Assumptions:"
         for sentence in program.report:
-            yield from _paragraph(comment(sentence), "  - ")
+            yield from paragraph(comment(sentence), "  - ")
     yield '"""'
 
 
-def _legend(program: Program, symbols: Symbols) -> str:
+def legend(program: Program, symbols: Symbols) -> str:
     named = [f"{symbols.names[symbol]} is the {comment(found.meaning)}" for symbol, found in program.symbols.items()]
     listed = ", ".join(named[:-1]) + (" and " if len(named) > 1 else "") + "".join(named[-1:])
     if not program.mesh:
@@ -61,7 +61,7 @@ def _legend(program: Program, symbols: Symbols) -> str:
     )
 
 
-def _paragraph(text: str, first: str = "") -> list[str]:
+def paragraph(text: str, first: str = "") -> list[str]:
     return wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=True)
 
 
@@ -69,18 +69,18 @@ def plan_lines(program: Program, plan: Plan, symbols: Symbols) -> Iterator[str]:
     """The constant ``PLAN``, one field a line."""
     inputs = {str(node.target): _input(program, node, symbols) for node in program.inputs()}
     sizes = {
-        symbols.names[symbol]: f"rt.Symbol({quote(found.meaning)}, {_range(found)}default={found.hint})"
+        symbols.names[symbol]: f"rt.Symbol({quote(found.meaning)}, {range_text(found)}default={found.hint})"
         for symbol, found in program.symbols.items()
     }
     fields = [
         (
-            f"mesh={_mapping({axis: str(size) for axis, size in program.mesh.items()})}",
+            f"mesh={mapping({axis: str(size) for axis, size in program.mesh.items()})}",
             "outermost axis first" if len(program.mesh) > 1 else "",
         ),
-        (f"symbols={_mapping(sizes)}" if sizes else "", ""),
-        (f"inputs={_mapping(inputs)}", ""),
+        (f"symbols={mapping(sizes)}" if sizes else "", ""),
+        (f"inputs={mapping(inputs)}", ""),
         (f"zero={plan.strategy.zero}", ZERO_STAGES[plan.strategy.zero] if plan.strategy.zero else ""),
-        (f"precision={_precision(plan.precision)}" if plan.precision != Precision() else "", ""),
+        (f"precision={precision_text(plan.precision)}" if plan.precision != Precision() else "", ""),
         (f"micro_batches={plan.micro_batches}" if plan.micro_batches > 1 else "", "parts of a rank's batch, one after the other"),
     ]
     if program.mesh:
@@ -88,7 +88,7 @@ def plan_lines(program: Program, plan: Plan, symbols: Symbols) -> Iterator[str]:
     if assumed := _assumptions(program, symbols):
         fields.append((f"assumptions={sequence(map(quote, assumed))}", ""))
     if tied := tied_names(program):
-        fields.append((f"tied={_mapping({alias: quote(name) for alias, name in tied.items()})}", ""))
+        fields.append((f"tied={mapping({alias: quote(name) for alias, name in tied.items()})}", ""))
     if constants_of(program):
         fields.append((f"constants={quote(CONSTANTS)}", ""))
     yield "PLAN = rt.PlanInfo("
@@ -99,7 +99,7 @@ def plan_lines(program: Program, plan: Plan, symbols: Symbols) -> Iterator[str]:
     yield ")"
 
 
-def _precision(precision: Precision) -> str:
+def precision_text(precision: Precision) -> str:
     given = ((field.name, getattr(precision, field.name)) for field in fields(precision))
     return f"rt.Precision({', '.join(f'{name}={quote(dtype)}' for name, dtype in given if dtype)})"
 
@@ -110,12 +110,12 @@ def _exploded(text: str) -> list[str]:
     return [f"{name}={{", *indent(f"{entry}," for entry in split_items(rest[:-1])), "}"]
 
 
-def _range(found: SymbolInfo) -> str:
+def range_text(found: SymbolInfo) -> str:
     low = f"low={found.low}, " if found.low > 1 else ""
     return low + (f"high={found.high}, " if found.high is not None else "")
 
 
-def _mapping(entries: Mapping[str, str]) -> str:
+def mapping(entries: Mapping[str, str]) -> str:
     return f"{{{', '.join(f'{quote(key)}: {text}' for key, text in entries.items())}}}"
 
 
@@ -124,7 +124,7 @@ def _input(program: Program, node: fx.Node, symbols: Symbols) -> str:
     shape = sequence(str(int(size)) if size.is_Integer else quote(symbols.text(size)) for size in found.shape)
     placed = {axis: quote(str(p)) for axis, p in found.placements if isinstance(p, Shard)}
     given = [shape, str(found.dtype)]
-    given += [_mapping(placed)] if placed else []
+    given += [mapping(placed)] if placed else []
     if found.dtype != torch.bool and is_integer(node):
         bound = upper_bound(program, node)
         given += [f"high={bound}"] if bound is not None else []

@@ -12,11 +12,12 @@ from types import ModuleType
 
 from hgc.backends.torchrun.folder import PROGRAM, notes
 from hgc.errors import ArtifactError
-from hgc.runtime import Model, PlanInfo
+from hgc.runtime import Model, PipelineInfo, PlanInfo
+from hgc.runtime.pipeline import Stages
 
 
-def load_model(directory: Path) -> tuple[type[Model], PlanInfo]:
-    """The ``Model`` class and ``PLAN`` of a saved program, imported under a module name of its own.
+def load_model(directory: Path) -> tuple[type[Model] | Stages, PlanInfo]:
+    """The ``Model`` class (of a pipeline: ``STAGES``) and ``PLAN`` of a saved program, imported under a module name of its own.
 
     Importing runs the file. A program that was edited is used as it is, with a warning (on rank 0). Raises
     :class:`~hgc.errors.ArtifactError` if the folder is no executable, is damaged, or its program does not import.
@@ -27,8 +28,13 @@ def load_model(directory: Path) -> tuple[type[Model], PlanInfo]:
     path = (directory / PROGRAM).resolve()
     module = _import(path)
     model, plan = getattr(module, "Model", None), getattr(module, "PLAN", None)
+    stages = getattr(module, "STAGES", None)
+    if isinstance(plan, PipelineInfo) and isinstance(stages, tuple) and all(map(callable, stages)):
+        return stages, plan
     if not (isinstance(model, type) and issubclass(model, Model)) or not isinstance(plan, PlanInfo):
-        raise ArtifactError(f"{str(path)!r} defines no class Model and no PLAN of hgc.runtime; mend it, or compile the model again")
+        raise ArtifactError(
+            f"{str(path)!r} defines no class Model (or STAGES) and no PLAN of hgc.runtime; mend it, or compile the model again"
+        )
     return model, plan
 
 

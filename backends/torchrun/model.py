@@ -11,15 +11,18 @@ from hgc.backends.torchrun.body import ROOM, wrapped_definition
 from hgc.backends.torchrun.layout import indent, wrapped
 from hgc.backends.torchrun.loops import Loop, Slot, find_loops
 from hgc.backends.torchrun.names import MODULE_NAMES, Scope, identifier, quote
+from hgc.backends.torchrun.naming import Names
 from hgc.backends.torchrun.root import Call, Group, class_list
-from hgc.ir.program import Program
+from hgc.ir.program import RECEIVED, Program
+from hgc.ir.value import info
 
 
-def init_lines(calls: Sequence[Call], classes: Mapping[str, str]) -> Iterator[str]:
-    """``self.layers = rt.blocks(...)`` for each attribute, in order of first use."""
+def init_lines(calls: Sequence[Call], classes: Mapping[str, str], firsts: Mapping[Group, str] | None = None) -> Iterator[str]:
+    """``self.layers = rt.blocks(...)`` for each attribute, in order of first use; ``firsts``: source for where a list starts."""
     for group in dict.fromkeys(call.group for call in calls):
         if group.is_list:
-            made = f"rt.blocks({quote(group.template)}, {class_list(group.bodies, classes)})"
+            first = (firsts or {}).get(group, str(group.first or ""))
+            made = f"rt.blocks({quote(group.template)}, {class_list(group.bodies, classes)}{f', first={first}' if first else ''})"
         elif group.template:
             made = f"rt.block({quote(group.template)}, {classes[group.bodies[0]]})"
         else:
@@ -44,18 +47,21 @@ class ForwardPrinter:
         body: list[str] = []
         for position, item in enumerate(self.items):
             body += self._loop(item, position) if isinstance(item, Loop) else self._call(item, position)
-        result = self.variables[self.program.output()]
+        result = ", ".join(self.variables[node] for node in self.program.outputs())
         if body and body[-1].startswith(f"{result} = "):
             return [*head, *indent([*body[:-1], f"return {body[-1].removeprefix(f'{result} = ')}"])]
         return [*head, *indent(body), f"    return {result}"]
 
     def _definition(self, inputs: Sequence[fx.Node]) -> list[str]:
         """The inputs arrive by the names they have in a batch; what cannot be a parameter's name is unpacked from a dict."""
-        given = [str(node.target) for node in inputs]
+        named = parameter_names(self.program)
+        given = [named[node] for node in inputs]
         if all(name.isidentifier() and identifier(name) == name and self.scope.is_free(name) for name in given):
             for node, name in zip(inputs, given, strict=True):
                 self.variables[node] = self.scope.take(name)
-            return wrapped_definition(f"def forward({', '.join(['self', *(f'{name}: Tensor' for name in given)])})", "Tensor")
+            count = len(self.program.outputs())
+            returned = f"tuple[{', '.join(['Tensor'] * count)}]" if count > 1 else "Tensor"
+            return wrapped_definition(f"def forward({', '.join(['self', *(f'{name}: Tensor' for name in given)])})", returned)
         batch = self.scope.take("batch")
         unpacked = []
         for node, name in zip(inputs, given, strict=True):
@@ -70,16 +76,10 @@ class ForwardPrinter:
             for call in item.body if isinstance(item, Loop) else [item]:
                 for node in call.arguments:
                     self.last[node] = position
-        self.last[self.program.output()] = len(self.items)
+        self.last.update(dict.fromkeys(self.program.outputs(), len(self.items)))
 
     def _base(self, node: fx.Node) -> str:
-        """What the first block that reads the value calls it."""
-        for user in node.users:
-            if user.op == "call_module":
-                graph = self.program.body(str(user.target).removeprefix("bodies.")).graph
-                placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-                return str(placeholders[list(user.args).index(node)].name)
-        return "loss"
+        return base_name(self.program, node)
 
     def _release(self, position: int) -> None:
         """Free the names of values that nothing behind ``position`` reads."""
@@ -257,3 +257,33 @@ def _singular(group: Group) -> str:
 def make_forward(program: Program, calls: Sequence[Call]) -> list[str]:
     """Lines of ``Model.forward``, without indentation."""
     return ForwardPrinter(program, find_loops(calls)).lines()
+
+
+def base_name(program: Program, node: fx.Node) -> str:
+    """What the first block that reads a value calls it; of what a stage hands on, what the block that makes it calls it."""
+    for user in node.users:
+        if user.op == "call_module":
+            placeholders = [n for n in _graph(program, user).nodes if n.op == "placeholder"]
+            return str(placeholders[list(user.args).index(node)].name)
+    if program.results and node.op == "call_function":
+        call, index = node.args
+        assert isinstance(call, fx.Node)
+        assert isinstance(index, int)
+        graph = _graph(program, call)
+        (output,) = (n for n in graph.nodes if n.op == "output")
+        return Names(graph)(output.args[0][index])
+    return "loss"
+
+
+def _graph(program: Program, call: fx.Node) -> fx.Graph:
+    return program.body(str(call.target).removeprefix("bodies.")).graph
+
+
+def parameter_names(program: Program) -> dict[fx.Node, str]:
+    """Names under which ``forward`` takes the root's placeholders: those of the batch; what a stage receives is called as in its blocks."""
+    found = {node: str(node.target) for node in program.inputs() if info(node).role != RECEIVED}
+    scope = Scope(found.values())
+    for node in program.inputs():
+        if node not in found:
+            found[node] = scope.take(base_name(program, node), "x")
+    return found

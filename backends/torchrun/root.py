@@ -18,12 +18,16 @@ from hgc.runtime.modules import Model
 
 @dataclass(frozen=True)
 class Group:
-    """One attribute of the model: a list of blocks (``template`` with ``{}``), one block with a place, or glue (``template == ""``)."""
+    """One attribute of the model: a list of blocks (``template`` with ``{}``), one block with a place, or glue (``template == ""``).
+
+    ``first`` is the position of a list's first block in the user's model.
+    """
 
     attribute: str
     template: str
     bodies: tuple[str, ...]
     is_list: bool
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,10 @@ def _outputs(node: fx.Node) -> list[tuple[int, fx.Node]]:
     return sorted(found, key=lambda pair: pair[0])
 
 
-def read_calls(program: Program) -> list[Call]:
-    """The calls in execution order, blocks of one list under one attribute."""
+def read_calls(program: Program, of_stage: bool = False) -> list[Call]:
+    """The calls in execution order, blocks of one list under one attribute; a pipeline stage may have a part of a list, one block even."""
     blocks = list(program.blocks())
-    groups = _groups(blocks)
+    groups = _groups(blocks, _lists(blocks, of_stage))
     used = used_outputs(program)
     calls = []
     for block in blocks:
@@ -82,8 +86,7 @@ def _key(block: Block) -> tuple[str, str]:
     return block.path, block.body
 
 
-def _groups(blocks: Sequence[Block]) -> dict[tuple[str, str], tuple[Group, int | None]]:
-    lists = _lists(blocks)
+def _groups(blocks: Sequence[Block], lists: Mapping[str, tuple[int, tuple[str, ...]]]) -> dict[tuple[str, str], tuple[Group, int | None]]:
     scope = Scope(dir(Model()))
     places = {block.path: _place(block.path) for block in blocks if block.path}
     names = _attributes(list(dict.fromkeys(place[0] if place and place[0] in lists else path for path, place in places.items())))
@@ -96,9 +99,10 @@ def _groups(blocks: Sequence[Block]) -> dict[tuple[str, str], tuple[Group, int |
         place = _place(block.path)
         if place is not None and place[0] in lists:
             template, index = place
+            first, bodies = lists[template]
             if template not in made:
-                made[template] = Group(scope.take(names[template], "blocks"), template, lists[template], True)
-            found[key] = made[template], index
+                made[template] = Group(scope.take(names[template], "blocks"), template, bodies, True, first)
+            found[key] = made[template], index - first
         else:
             name = names[block.path] if block.path else snake(block.body)
             found[key] = Group(scope.take(name, "block"), block.path, (block.body,), False), None
@@ -119,8 +123,8 @@ def _attributes(paths: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def _lists(blocks: Sequence[Block]) -> dict[str, tuple[str, ...]]:
-    """Templates whose positions are 0, 1, 2, ... with one body each."""
+def _lists(blocks: Sequence[Block], of_stage: bool) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """Templates whose positions follow one another from 0 (in a stage: from any first one) with one body each: first, bodies."""
     bodies: dict[str, dict[int, set[str]]] = {}
     for block in blocks:
         place = _place(block.path)
@@ -128,9 +132,10 @@ def _lists(blocks: Sequence[Block]) -> dict[str, tuple[str, ...]]:
             bodies.setdefault(place[0], {}).setdefault(place[1], set()).add(block.body)
     whole = {}
     for template, by_index in bodies.items():
-        complete = sorted(by_index) == list(range(len(by_index))) and len(by_index) > 1
+        first = min(by_index) if of_stage else 0
+        complete = sorted(by_index) == list(range(first, first + len(by_index))) and (of_stage or len(by_index) > 1)
         if complete and all(len(names) == 1 for names in by_index.values()):
-            whole[template] = tuple(next(iter(by_index[i])) for i in range(len(by_index)))
+            whole[template] = first, tuple(next(iter(by_index[first + i])) for i in range(len(by_index)))
     return whole
 
 

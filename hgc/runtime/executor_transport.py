@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +54,29 @@ class Distributed:
         work = dist.irecv(tensor, source, group=self._up if source < self._rank else self._down)
         assert work is not None
         return work
+
+
+class _Chosen(threading.local):
+    def __init__(self) -> None:
+        self.transport: Transport | None = None
+
+
+_chosen = _Chosen()
+
+
+@contextmanager
+def use(transport: Transport) -> Iterator[None]:
+    """Let what this thread starts send its messages so, for ranks that are threads."""
+    before, _chosen.transport = _chosen.transport, transport
+    try:
+        yield
+    finally:
+        _chosen.transport = before
+
+
+def open_transport() -> Transport:
+    """What :func:`use` says, else torch.distributed; all ranks must call it at the same time."""
+    return _chosen.transport or Distributed()
 
 
 @dataclass

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,9 +128,14 @@ def block(path: str, cls: type[Block]) -> Block:
     return made
 
 
-def blocks(path: str, classes: Sequence[type[Block]]) -> Blocks:
-    """One block for each class; ``{}`` in ``path`` is the position, as in ``"model.layers.{}"``."""
-    return Blocks([block(path.replace("{}", str(index)), cls) for index, cls in enumerate(classes)])
+def blocks(path: str, classes: Sequence[type[Block]], first: int = 0) -> Blocks:
+    """One block for each class; ``{}`` in ``path`` is the position, counted from ``first``, as in ``"model.layers.{}"``."""
+    return Blocks([block(path.replace("{}", str(index)), cls) for index, cls in enumerate(classes, first)])
+
+
+def stage(cls: Callable[..., Model], **arguments: int) -> Callable[[], Model]:
+    """What makes a pipeline stage of a class that several stages share."""
+    return partial(cls, **arguments)
 
 
 class Model(nn.Module):

@@ -18,14 +18,14 @@ from hgc.runtime import batches, checkpoint
 from hgc.runtime.executor import Executor
 from hgc.runtime.executor_exchange import side
 from hgc.runtime.executor_messages import Link, Shape
-from hgc.runtime.executor_transport import Distributed, Transport
+from hgc.runtime.executor_transport import open_transport
 from hgc.runtime.mesh import part_mesh, pick_device, start
 from hgc.runtime.modules import Model
 from hgc.runtime.pipeline_info import PipelineInfo
 from hgc.runtime.pipeline_stage import StageTrainer
 from hgc.runtime.pipeline_tied import TiedGradients
-from hgc.runtime.plan_info import Input
-from hgc.runtime.trainer import read_constants
+from hgc.runtime.plan_info import Input, PlanInfo
+from hgc.runtime.trainer import Trainer, read_constants
 
 Stages = Sequence[Callable[[], Model]]
 
@@ -33,8 +33,8 @@ Stages = Sequence[Callable[[], Model]]
 class PipelineTrainer:
     """Trains ``stages`` as ``plan`` says: the interface of :class:`Trainer`, for a program whose blocks are on different ranks.
 
-    Each rank has the parameters of its own stages. ``micro_batches`` may only confirm the schedule's number. ``transport``: how
-    messages travel, if not through torch.distributed. Raises ``PlanError`` for a schedule that would not run to its end.
+    Each rank has the parameters of its own stages. ``micro_batches`` may only confirm the schedule's number. Raises ``PlanError`` for a
+    schedule that would not run to its end.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class PipelineTrainer:
         state: Mapping[str, Tensor] | None = None,
         device: str = "auto",
         micro_batches: int | None = None,
-        transport: Transport | None = None,
         **options: Any,
     ) -> None:
         if len(stages) != len(plan.stages):
@@ -58,7 +57,7 @@ class PipelineTrainer:
         self.plan, self.micro_batches = plan, plan.micro_batches
         self.mesh = start(plan, pick_device(device))
         self._world = describe(dist.group.WORLD)  # type: ignore[arg-type]
-        transport = transport or Distributed()
+        transport = open_transport()
         self._executor = Executor(plan.actions, links_of(plan), self.mesh.rank, transport, self.mesh.device)
         values = {**read_constants(stages[0], plan), **(state or {})}
         self._stages: dict[int, StageTrainer] = {}
@@ -248,3 +247,12 @@ def _survey(stages: Stages, plan: PipelineInfo) -> tuple[dict[str, tuple[int, ..
             holders[name] = (*holders.get(name, ()), index)
             kinds[name] = declared.kind if declared.persistent else "constant"
     return holders, kinds
+
+
+def make_trainer(model: Callable[[], Model] | Stages, plan: PlanInfo, **options: Any) -> Trainer | PipelineTrainer:
+    """The trainer of a program: of its model, or of the stages of a pipeline. ``options`` are the trainer's."""
+    if isinstance(plan, PipelineInfo):
+        assert isinstance(model, Sequence)
+        return PipelineTrainer(model, plan, **options)
+    assert callable(model)
+    return Trainer(model, plan, **options)

@@ -111,8 +111,11 @@ class PipelineInfo(PlanInfo):
         return Schedule.parse(self.schedule)
 
     def stage_plan(self, index: int) -> PlanInfo:
-        """The plan of one stage as of a program of its own, with the batch's tensors that it reads."""
+        """The plan of one stage as of a program of its own, with the batch's tensors that it reads; what is assumed of sizes is the
+        whole pipeline's to check."""
         stage = self.stages[index]
         inputs = {name: replace(self.inputs[name], placements=placements) for name, placements in stage.inputs.items()}
         common = {f.name: getattr(self, f.name) for f in fields(PlanInfo)}
-        return PlanInfo(**{**common, "mesh": stage.mesh, "inputs": inputs, "zero": stage.zero, "data_axes": stage.data_axes})
+        return PlanInfo(
+            **{**common, "mesh": stage.mesh, "inputs": inputs, "zero": stage.zero, "data_axes": stage.data_axes, "assumptions": ()}
+        )

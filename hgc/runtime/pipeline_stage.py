@@ -61,7 +61,8 @@ class StageTrainer(Trainer):
 
     def begin(self, parts: Sequence[Mapping[str, Tensor]], trains: bool) -> None:
         """Before the first micro-batch; ``parts`` are the global tensors of each."""
-        self._work = _Work([local_batch(part, self.plan, self.mesh) for part in parts], trains, len(parts))
+        own = [{name: part[name] for name in self.plan.inputs} for part in parts]
+        self._work = _Work([local_batch(part, self.plan, self.mesh) for part in own], trains, len(parts))
         for share in self._shares.values():
             share.refresh()
             if trains:

@@ -58,23 +58,18 @@ class Dtypes:
 def read_precision(precision: Precision) -> Dtypes:
     """The dtypes that a precision means. Raises ``PlanError`` for one that programs cannot run in.
 
-    ``compute`` in 16 bits is torch's autocast: products in it, what loses too much (norms, softmax, loss) in float32; buffers and inputs
-    stay as wide as float32. Without ``compute`` everything, inputs and buffers too, is in the dtype of the parameters.
+    Computing in 16 bits (``compute``, or parameters that are kept so) is torch's autocast: products in 16 bits, what loses too much (norms,
+    softmax, loss) in float32; buffers and inputs stay as wide as float32. Any wider dtype holds for everything.
     """
     _check(precision)
-    return meaning(precision)
-
-
-def meaning(precision: Precision) -> Dtypes:
-    """:func:`read_precision` of any precision, also of those that programs cannot run in, for whoever only predicts."""
-    narrow = precision.compute in _NARROW
-    kept = precision.parameters or ("" if narrow else precision.compute)
-    others = "float32" if narrow and kept in _NARROW else kept
+    computed = precision.compute or precision.parameters
+    narrow = computed in _NARROW
+    kept = precision.parameters or ("" if narrow else computed)
     return Dtypes(
         parameters=_dtype(kept),
         master=_dtype(precision.master),
-        others=_dtype(others),
-        autocast=_dtype(precision.compute) if narrow else None,
+        others=_dtype("float32" if kept in _NARROW else kept),
+        autocast=_dtype(computed) if narrow else None,
         gradients=_dtype(precision.gradients),
     )
 

@@ -58,6 +58,18 @@ def run_stages(stages: Iterable[Program], inputs: Mapping[str, Tensor], state: M
     return loss
 
 
+def stage_edges(stages: Sequence[Program]) -> tuple[tuple[int, int], ...]:
+    """(stage, later stage that reads it), each pair once, in order."""
+    makers = {name: index for index, stage in enumerate(stages) for name in stage.results}
+    names = [(str(node.target), reader) for reader, stage in enumerate(stages) for node in stage.inputs() if info(node).role == RECEIVED]
+    return tuple(sorted({(makers[name], reader) for name, reader in names}))
+
+
+def stage_plan(plan: Plan, stage: int) -> Plan:
+    """What one stage is lowered by: the plan with the stage's strategy and no stages."""
+    return replace(plan, strategy=plan.strategies[stage], stages=())
+
+
 def _owners(program: Program, plan: Plan) -> dict[fx.Node, int]:
     """Block node -> stage."""
     blocks = [block.node for block in program.blocks()]

@@ -13,6 +13,8 @@ class Execution:
         fused: chains of elementwise operators, reductions of rows, norms, dropout and rotary embeddings without a product between them run
             as one kernel each way, as ``torch.compile`` or Megatron-LM's fused kernels do: only what enters and leaves a chain moves, and
             only the least that rebuilds it is saved for backward.
+        autocast: computing in 16 bits means torch's autocast, which keeps norms, softmax and losses in float32; ``False``: the whole model
+            is in that dtype, as in Megatron-LM, or under FSDP's mixed precision.
         launch_free: launches cost nothing, because CUDA graphs replay them or work hides them.
         copy_free_collectives: tensors lie in memory so that collectives need no copies before or after, as in Megatron-LM's sequence-first
             layout; hgc's own gather and scatter along the sequence copy.
@@ -33,6 +35,7 @@ class Execution:
     """
 
     fused: bool = False
+    autocast: bool = True
     launch_free: bool = False
     copy_free_collectives: bool = False
     regathers: bool = False

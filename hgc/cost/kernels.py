@@ -143,14 +143,14 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def fused_attention(q: Tensor, k: Tensor, causal: bool, window: int, backward: bool) -> Iterator[None]:
-    """What is called inside is one kernel. ``q`` [B, H, S, D], ``k`` [B, G, T, D]."""
+def fused_attention(q: Tensor, keys: Any, causal: bool, window: int, backward: bool) -> Iterator[None]:
+    """What is called inside is one kernel: queries [B, H, S, D], each with ``keys`` keys if nothing is masked."""
     recorder = _recorder.get()
     if recorder is None:
         yield
         return
     batch, heads, queries, head_dim = q.shape
-    recorder.attentions.append((batch, heads, queries, k.shape[2], head_dim, q.dtype, causal, window, backward))
+    recorder.attentions.append((batch, heads, queries, keys, head_dim, q.dtype, causal, window, backward))
     recorder.paused = True
     try:
         yield

@@ -118,7 +118,7 @@ def memory(
     if optimizer not in OPTIMIZER_COPIES:
         raise HgcError(f"the optimizer {optimizer!r} is not known; expected one of {', '.join(OPTIMIZER_COPIES)}")
     strategy = strategy or plan.strategy
-    shares = Shares(program, strategy, plan.precision)
+    shares = Shares(program, strategy, plan.precision, execution)
     recompute = {name: strategy.recompute for name in costs.bodies if name not in costs.with_loss}
     kept = program_retained(program, costs.bodies, recompute, execution)
     per_batch = _Split(program, micro_batches)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import sympy
 import torch
 
+from hgc.cost.dtypes import dtypes_of
+from hgc.cost.execution import EAGER, Execution
 from hgc.cost.symbolic import ZERO
 from hgc.ir.placement import Invariant, Replicated
 from hgc.ir.program import STATE, Program, State
 from hgc.ir.value import Size
 from hgc.plan import Precision
-from hgc.runtime.precision import Dtypes, meaning
+from hgc.runtime.precision import Dtypes
 from hgc.strategy import Strategy
 
 DATA_AXES = ("dp", "cp", "sp")
@@ -39,9 +41,9 @@ class Shares:
     ``sharded`` entries are split over the data axes by ``units``, everything else is kept whole and, if trained, summed in buckets.
     """
 
-    def __init__(self, program: Program, strategy: Strategy, precision: Precision | None = None) -> None:
+    def __init__(self, program: Program, strategy: Strategy, precision: Precision | None = None, execution: Execution = EAGER) -> None:
         self.program, self.zero = program, strategy.zero
-        self.dtypes: Dtypes = meaning(precision or Precision())
+        self.dtypes: Dtypes = dtypes_of(precision or Precision(), execution)
         self.axes = tuple(axis for axis in program.mesh if axis in DATA_AXES)
         self.ranks = int(sympy.prod([program.mesh[axis] for axis in self.axes]))
         self.parameters = [entry for entry in program.state.values() if entry.kind == "parameter"]

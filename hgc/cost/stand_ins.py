@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgc._torch_compat import start_shift
 from hgc.cost.kernels import fused_attention, grouped_products
 from hgc.ir import ops
 from hgc.ir.ops.attention import _allowed, _masked
 from hgc.ir.ops.attention import attention as real_attention
+from hgc.ir.ops.exchange import exchanged
 from hgc.ir.ops.moe import _ToRows
 
 
@@ -32,7 +34,7 @@ class _FusedAttention(torch.autograd.Function):
         b, h, s, d = q.shape
         t, e = v.shape[2:]
         ctx.mask = causal, window
-        with fused_attention(q, k, causal, window, backward=False):
+        with fused_attention(q, t, causal, window, backward=False):
             torch.bmm(q.new_empty(b * h, s, d), q.new_empty(b * h, d, t))
             torch.bmm(q.new_empty(b * h, s, t), q.new_empty(b * h, t, e))
         like_q = bias is None and d == e  # the kernel without masks returns its result in the memory order of q
@@ -48,7 +50,7 @@ class _FusedAttention(torch.autograd.Function):
         t, e = v.shape[2:]
         need_q, need_k, need_v, need_bias = ctx.needs_input_grad[:4]
         causal, window = ctx.mask
-        with fused_attention(q, k, causal, window, backward=True):
+        with fused_attention(q, t, causal, window, backward=True):
             scores = q.new_empty(b * h, s, t)
             if need_v:
                 torch.bmm(scores.transpose(1, 2), q.new_empty(b * h, s, e))
@@ -60,6 +62,58 @@ class _FusedAttention(torch.autograd.Function):
                 torch.bmm(scores.transpose(1, 2), q.new_empty(b * h, s, d))
         needs = zip((q, k, v, bias), ctx.needs_input_grad[:4], strict=True)
         return (*(torch.empty_like(x) if x is not None and needed else None for x, needed in needs), None, None)
+
+
+class _RingAttention(torch.autograd.Function):
+    """A rank's queries with the keys of all ranks, as one kernel; in zigzag order each rank has the same share of what a causal mask leaves.
+
+    Keys and values go round, in backward with their gradients in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        causal: bool,
+        window: int,
+        zigzag: bool,
+        ring: ops.groups.Group,
+    ) -> Tensor:
+        ctx.ring, ctx.mask = ring, (causal, window, zigzag)
+        b, h, s, _ = q.shape
+        _ring_kernel(q, k, v, ring.size, ctx.mask, backward=False)
+        for _ in range(ring.size - 1):
+            start_shift(torch.cat([k.reshape(-1), v.reshape(-1)]), 0, ring.size, ring.name)
+        out = q.new_empty(b, h, s, v.shape[3])
+        ctx.save_for_backward(q, k, v, bias, sinks, out, q.new_empty(b, h, s, dtype=statistics_dtype(q.dtype)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, bias, sinks, _, sums = ctx.saved_tensors
+        _ring_kernel(q, k, v, ctx.ring.size, ctx.mask, backward=True)
+        held = torch.cat([k.reshape(-1), v.reshape(-1)])
+        for _ in range(ctx.ring.size - 1):
+            start_shift(held, 0, ctx.ring.size, ctx.ring.name)
+        for _ in range(ctx.ring.size):
+            start_shift(torch.empty_like(held, dtype=sums.dtype), 0, ctx.ring.size, ctx.ring.name)
+        needs = zip((q, k, v, bias, sinks), ctx.needs_input_grad[:5], strict=True)
+        return (*(torch.empty_like(x) if x is not None and needed else None for x, needed in needs), *(None,) * 4)
+
+
+def _ring_kernel(q: Tensor, k: Tensor, v: Tensor, ranks: int, mask: tuple[bool, int, bool], backward: bool) -> None:
+    """The products of all tiles; of a causal mask alone half of the pairs are left."""
+    b, h, s, d = q.shape
+    keys, e = k.shape[2] * ranks, v.shape[3]
+    causal, window, zigzag = mask
+    halved = causal and zigzag and not window
+    with fused_attention(q, keys // 2 if halved else keys, causal and not halved, window, backward):
+        for inner in (d, e, *((e, d, d) if backward else ())):
+            torch.bmm(q.new_empty(b * h, s, inner), q.new_empty(b * h, inner, keys))
 
 
 def attention(
@@ -74,18 +128,28 @@ def attention(
     softcap: float = 0.0,
     dropout: float = 0.0,
     random_axes: tuple[str, ...] = (),
+    exchange_axis: str | None = None,
+    ring_axis: str | None = None,
+    zigzag: bool = False,
 ) -> Tensor:
     """:func:`hgc.ir.ops.attention`; with soft caps or sinks it is written out on every device."""
-    if sinks is None and not softcap:
-        if window and window >= k.shape[2]:
-            window = 0
-        if window or (causal and bias is not None):
-            bias = _masked(bias, _allowed(q, k, causal, window))
+    ring = ops.groups.find(ring_axis)
+
+    def core(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
+        if ring is not None:
+            q, k, v = (_lowered(x) for x in (q, k, v))
+            return _apply(_RingAttention, q, k, v, bias, sinks, causal, window, zigzag, ring)
+        if sinks is not None or softcap:
+            return real_attention(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
+        narrow = 0 if window and window >= k.shape[2] else window
+        if narrow or (causal and bias is not None):
+            bias = _masked(bias, _allowed(q, k, causal, narrow))
         q, k, v = (_lowered(x) for x in (q, k, v))
         if bias is not None and bias.dtype == torch.bool:
             bias = bias.to(q.dtype)  # kernels add their masks
-        return _apply(_FusedAttention, q, k, v, bias, causal, window)
-    return real_attention(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
+        return _apply(_FusedAttention, q, k, v, bias, causal, narrow)
+
+    return exchanged(core, q, k, v, bias, sinks, exchange_axis)
 
 
 def _lowered(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import sympy
 from hgc.cluster import Device
 from hgc.cost.collectives import Kind, Place, time_s
 from hgc.cost.compute import ELEMENT_BYTES, memory_time_s
+from hgc.cost.execution import EAGER, Execution
 from hgc.cost.memory import OPTIMIZER_COPIES
 from hgc.cost.shares import Shares, Unit, add
 from hgc.errors import HgcError
@@ -49,7 +50,7 @@ class Traffic:
         return time_s(kind, float(self.payload_bytes), where)
 
 
-def traffic(program: Program, strategy: Strategy, precision: Precision | None = None) -> tuple[Traffic, ...]:
+def traffic(program: Program, strategy: Strategy, precision: Precision | None = None, execution: Execution = EAGER) -> tuple[Traffic, ...]:
     """The collectives of one step on one rank of a lowered program (or stage), in the order of forward, then of backward.
 
     * without ZeRO: an all-reduce for each bucket, over all data axes on which its parameters are whole, in the last backward;
@@ -57,7 +58,7 @@ def traffic(program: Program, strategy: Strategy, precision: Precision | None = 
     * ZeRO 2: the reduce-scatter in every backward;
     * ZeRO 3: the gather in every forward, and again in every backward (the root unit stays whole in between).
     """
-    shares = Shares(program, strategy, precision)
+    shares = Shares(program, strategy, precision, execution)
     gathers = [_gather(shares, unit, FORWARD if shares.zero == 3 else FIRST_FORWARD) for unit in shares.units if unit.entries]
     found = list(gathers)
     for unit in reversed([unit for unit in shares.units if unit.entries]):
@@ -86,6 +87,7 @@ def optimizer_bytes(
     strategy: Strategy,
     precision: Precision | None = None,
     optimizer: str = "adamw",
+    execution: Execution = EAGER,
     *,
     fused: bool = False,
     clipping: bool = False,
@@ -98,7 +100,7 @@ def optimizer_bytes(
     """
     if optimizer not in OPTIMIZER_COPIES:
         raise HgcError(f"the optimizer {optimizer!r} is not known; expected one of {', '.join(OPTIMIZER_COPIES)}")
-    shares = Shares(program, strategy, precision)
+    shares = Shares(program, strategy, precision, execution)
     passes = 3 + 2 * OPTIMIZER_COPIES[optimizer] if fused else FOREACH_PASSES[optimizer]
     passes += 3 if clipping else 0
     total = add(shares.held_numel(entry) * shares.stored(entry) * passes for entry in shares.trained)

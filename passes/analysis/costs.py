@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sympy
 import torch
 from torch import fx
 
+from hgc.cost.dtypes import dtypes_of
+from hgc.cost.execution import EAGER, Execution
 from hgc.cost.retention import local_bytes, program_retained
 from hgc.cost.saved import measure
+from hgc.cost.shares import Shares
 from hgc.cost.symbolic import BodyCost, ProgramCosts
 from hgc.ir.program import BODIES, STATE, Program
 from hgc.ir.value import Size, info, value
 from hgc.passes.base import Analysis
 from hgc.plan import Precision
-from hgc.runtime.precision import meaning
+from hgc.runtime.precision import Dtypes
+from hgc.strategy import Strategy
 
 
 @dataclass(frozen=True)
 class BlockCosts(Analysis):
     """FLOPs, bytes, kernels, saved activations and communication of one rank, single-device or lowered; each distinct body once.
 
-    ``precision``: the dtypes that the runtime would run it in; by default those of the trace.
+    ``precision``: the dtypes that the runtime (or the framework that ``execution`` describes) would run it in; by default those of the
+    trace. ``zero``: with ZeRO, blocks under autocast get their matrices in its dtype and keep no copies.
     """
 
     name = "block-costs"
     precision: Precision = field(default_factory=Precision)
+    execution: Execution = EAGER
+    zero: int = 0
 
     def run(self, program: Program) -> ProgramCosts:
-        bodies, notes = _measured(program, self.precision)
+        bodies, notes = _measured(program, dtypes_of(self.precision, self.execution), self._gathered(program))
         kept = program_retained(program, bodies)
         return ProgramCosts(
             bodies=bodies,
@@ -44,10 +52,16 @@ class BlockCosts(Analysis):
             with_loss=_with_loss(program),
         )
 
+    def _gathered(self, program: Program) -> dict[str, torch.dtype]:
+        """Parameters that ZeRO gathers in another dtype than they are kept in."""
+        if not self.zero:
+            return {}
+        units = Shares(program, Strategy(dp=2, zero=self.zero), self.precision, self.execution).units
+        return {entry.name: unit.gathered for unit in units if unit.gathered is not None for entry in unit.entries}
 
-def _measured(program: Program, precision: Precision) -> tuple[dict[str, BodyCost], list[str]]:
+
+def _measured(program: Program, dtypes: Dtypes, gathered: Mapping[str, torch.dtype]) -> tuple[dict[str, BodyCost], list[str]]:
     """Bodies in order of their first calls: what one computes decides the dtypes of the next."""
-    dtypes = meaning(precision)
     found: dict[fx.Node, torch.dtype] = {}
     given: dict[str, tuple[torch.dtype, ...]] = {}
     bodies: dict[str, BodyCost] = {}
@@ -57,7 +71,8 @@ def _measured(program: Program, precision: Precision) -> tuple[dict[str, BodyCos
             found[node] = dtypes.other(value(node).dtype)
         elif node.op == "get_attr":
             state = program.state[str(node.target).removeprefix(STATE)]
-            found[node] = dtypes.kept(state.value.dtype) if state.kind == "parameter" else dtypes.other(state.value.dtype)
+            kept = dtypes.kept if state.kind == "parameter" else dtypes.other
+            found[node] = gathered.get(state.name) or kept(state.value.dtype)
         elif node.op == "call_module":
             name = str(node.target).removeprefix(BODIES)
             wanted = tuple(found[argument] for argument in node.all_input_nodes)

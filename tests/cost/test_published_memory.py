@@ -26,7 +26,7 @@ from hgc.strategy import Strategy
 from hgc.tracing import trace
 
 SAMPLE = Path(__file__).parent / "samples" / "activation_memory_korthikanti.csv"
-MEGATRON = Execution(fused=True, regathers=True, recompute_stops_early=False)
+MEGATRON = Execution(fused=True, autocast=False, regathers=True, recompute_stops_early=False)
 """Fused softmax with mask and scale, fused bias and GELU, layer norms that keep their input, parts of sequences gathered again."""
 SEQUENCE = 2048
 
@@ -75,7 +75,7 @@ def lowered(hidden: int, heads: int, text: str) -> tuple[Program, Plan, ProgramC
         model = Gpt(hidden, heads).to(torch.bfloat16)
     ids = torch.empty(4, SEQUENCE, dtype=torch.int64, device="meta")
     program = distribute(trace(model, {"ids": ids, "labels": ids}), plan) if plan.devices > 1 else trace(model, {"ids": ids, "labels": ids})
-    return program, plan, BlockCosts(plan.precision).run(program)
+    return program, plan, BlockCosts(plan.precision, MEGATRON).run(program)
 
 
 def rows(quantity: str, model: str = "") -> list[dict[str, str]]:
@@ -132,7 +132,7 @@ def test_shares_of_the_baseline(model: str, hidden: int, heads: int, b: int) -> 
 def test_state_and_activations_in_gibibytes() -> None:
     """The paper's figure 1, 22 billion parameters: 48 layers, without embeddings and vectors, which its numbers leave out."""
     program, plan, costs = lowered(6144, 64, "tp8")
-    found = memory(program, plan, costs)
+    found = memory(program, plan, costs, execution=MEGATRON)
     state = exact(found.parameters + found.master + found.gradients + found.optimizer, {})
     parameters = [
         (name, sympy.Mul(*entry.value.local_shape(program.mesh))) for name, entry in program.state.items() if entry.kind == "parameter"

@@ -65,9 +65,9 @@ class _FusedAttention(torch.autograd.Function):
 
 
 class _RingAttention(torch.autograd.Function):
-    """A rank's queries with the keys of all ranks, as one kernel; in zigzag order each rank has the same share of what a causal mask leaves.
+    """A rank's queries with the keys of all ranks, as one kernel; keys and values go round, in backward with their gradients in float32.
 
-    Keys and values go round, in backward with their gradients in float32.
+    In zigzag order each rank has the same share of what a causal mask leaves.
     """
 
     @staticmethod

@@ -28,7 +28,9 @@ from hgc.plan import Plan, Precision
 from hgc.strategy import Strategy
 from tests.cost.small import FAMILIES, lowered, state_of, traced
 
-_CALLS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+_RENAMED = {"all_gather_single": "all_gather", "reduce_scatter_single": "reduce_scatter"}  # the names that FSDP2 calls, from torch 2.13 on
+_BEFORE = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+_CALLS = {"all_reduce": "all_reduce", **(_RENAMED if hasattr(dist, "all_gather_single") else _BEFORE)}
 
 
 @contextmanager

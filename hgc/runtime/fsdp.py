@@ -60,15 +60,14 @@ def shard_model(
     device_mesh = DeviceMesh.from_group(mesh.group(axes).handle, mesh.device.type)
     root_policy = _policy(dtypes, dtypes.parameters if dtypes.master is not None else None)
     # autocast blocks gather their matrices in its dtype; the root unit and all vectors feed the residual stream, which is as wide as them
-    narrowed = dtypes.autocast is not None and dtypes.parameters != dtypes.autocast
-    policy = _policy(dtypes, dtypes.autocast) if narrowed and dtypes.master is None else root_policy
+    policy = root_policy if dtypes.narrow or dtypes.autocast is None else _policy(dtypes, dtypes.autocast)
     done: list[Entry] = []
     for block, entries in units.blocks:
         fill(entries)
-        sharded = {entry.name for entry in entries if _can_shard(entry, axes, smallest_dim=1 if policy is root_policy else 2)}
+        sharded = {entry.name for entry in entries if _can_shard(entry, axes, smallest_dim=1 if dtypes.autocast is None else 2)}
         done += _shard_unit(block, entries, sharded, axes, mesh, device_mesh, policy, zero)
     fill(units.root)
-    sharded = {entry.name for entry in units.root if _can_shard(entry, axes, smallest_dim=1)}
+    sharded = {entry.name for entry in units.root if _can_shard(entry, axes, smallest_dim=2 if dtypes.narrow else 1)}
     done += _shard_unit(model, units.root, sharded, axes, mesh, device_mesh, root_policy, zero)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)

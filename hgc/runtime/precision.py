@@ -19,9 +19,9 @@ _NARROW = ("bfloat16", "float16")
 class Dtypes:
     """Dtypes of a training step; ``None`` keeps what the program declares.
 
-    ``parameters``: what the model computes with. ``master``: what the optimizer updates and checkpoints hold, where it differs from that.
-    ``others``: buffers and floating inputs. ``autocast``: what torch's autocast computes products in. ``gradients``: in which gradients
-    are summed.
+    ``parameters``: what the model computes with; if 16 bits wide, vectors (norms, biases) are kept in ``others``. ``master``: what the
+    optimizer updates and checkpoints hold, where it differs from that. ``others``: buffers and floating inputs. ``autocast``: what torch's
+    autocast computes products in. ``gradients``: in which gradients are summed.
     """
 
     parameters: torch.dtype | None = None
@@ -30,17 +30,23 @@ class Dtypes:
     autocast: torch.dtype | None = None
     gradients: torch.dtype | None = None
 
-    def kept(self, declared: torch.dtype) -> torch.dtype:
-        """What the model holds of a parameter that is declared with this dtype."""
-        return self.parameters if self.parameters is not None and declared.is_floating_point else declared
+    @property
+    def narrow(self) -> bool:
+        """Are matrices kept in 16 bits, and vectors not?"""
+        return self.parameters is not None and self.parameters.itemsize < 4
 
-    def stored(self, declared: torch.dtype) -> torch.dtype:
+    def kept(self, declared: torch.dtype, dims: int) -> torch.dtype:
+        """What the model holds of a parameter that is declared with this dtype and so many dims."""
+        wanted = self.others if self.narrow and dims < 2 else self.parameters
+        return wanted if wanted is not None and declared.is_floating_point else declared
+
+    def stored(self, declared: torch.dtype, dims: int) -> torch.dtype:
         """What the optimizer updates of it."""
-        return self.master if self.master is not None and declared.is_floating_point else self.kept(declared)
+        return self.master if self.master is not None and declared.is_floating_point else self.kept(declared, dims)
 
-    def summed(self, declared: torch.dtype) -> torch.dtype:
+    def summed(self, declared: torch.dtype, dims: int) -> torch.dtype:
         """In which its gradients are summed over ranks."""
-        return self.gradients if self.gradients is not None and declared.is_floating_point else self.kept(declared)
+        return self.gradients if self.gradients is not None and declared.is_floating_point else self.kept(declared, dims)
 
     def other(self, declared: torch.dtype) -> torch.dtype:
         """The dtype of a buffer or an input."""
@@ -59,7 +65,7 @@ def read_precision(precision: Precision) -> Dtypes:
     """The dtypes that a precision means. Raises ``PlanError`` for one that programs cannot run in.
 
     Computing in 16 bits (``compute``, or parameters that are kept so) is torch's autocast: products in 16 bits, what loses too much (norms,
-    softmax, loss) in float32; buffers and inputs stay as wide as float32. Any wider dtype holds for everything.
+    softmax, loss) in float32; vectors, buffers and inputs stay as wide as float32. Any wider dtype holds for everything.
     """
     _check(precision)
     computed = precision.compute or precision.parameters

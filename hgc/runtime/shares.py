@@ -19,22 +19,22 @@ class Share:
     def __init__(self, entry: Entry, dtypes: Dtypes) -> None:
         held = entry.module_tensor()
         assert isinstance(held, nn.Parameter)
-        declared = entry.declared.dtype
+        declared = entry.declared.dtype, len(entry.layout.shape)
         self._sharded = isinstance(held.data, DTensor)
         self._copied = False
         self._before: Tensor | None = None
         if self._sharded:
             self.parameter = nn.Parameter(plain(held), requires_grad=held.requires_grad)
-        elif not held.requires_grad or dtypes.stored(declared) == dtypes.kept(declared) == dtypes.summed(declared):
-            if held.dtype != dtypes.kept(declared):
-                held = nn.Parameter(held.detach().to(dtypes.kept(declared)), requires_grad=False)
+        elif not held.requires_grad or dtypes.stored(*declared) == dtypes.kept(*declared) == dtypes.summed(*declared):
+            if held.dtype != dtypes.kept(*declared):
+                held = nn.Parameter(held.detach().to(dtypes.kept(*declared)), requires_grad=False)
                 entry.put(held)
             self.parameter = held
         else:
             self.parameter = held
-            self._copied = held.dtype != dtypes.kept(declared)
-            held = nn.Parameter(held.detach().to(dtypes.kept(declared)))  # over the same memory if only the gradient's dtype differs
-            held.grad_dtype = _accumulated(held.dtype, dtypes.summed(declared))
+            self._copied = held.dtype != dtypes.kept(*declared)
+            held = nn.Parameter(held.detach().to(dtypes.kept(*declared)))  # over the same memory if only the gradient's dtype differs
+            held.grad_dtype = _accumulated(held.dtype, dtypes.summed(*declared))
             entry.put(held)
         self.held = held
 

@@ -91,7 +91,7 @@ def allocate(entries: Iterable[Entry], mesh: Mesh, dtypes: Dtypes) -> None:
     """Give every entry its zero-filled local tensor, parameters as the optimizer updates them."""
     for entry in entries:
         declared = entry.declared
-        chosen = dtypes.stored(declared.dtype) if entry.is_parameter else dtypes.other(declared.dtype)
+        chosen = dtypes.stored(declared.dtype, len(entry.layout.shape)) if entry.is_parameter else dtypes.other(declared.dtype)
         local = torch.zeros(local_shape(entry.layout, mesh.sizes, mesh.coordinates), dtype=chosen, device=mesh.device)
         entry.put(nn.Parameter(local, requires_grad=declared.requires_grad) if entry.is_parameter else local)
 

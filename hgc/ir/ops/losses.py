@@ -112,8 +112,9 @@ def cross_entropy(
     ``logits`` ``[N, V]`` (any shape that ``F.cross_entropy`` takes when ``vocab_axis`` is not in use), ``target`` ``[N]`` class indices,
     ``weight`` the whole ``[V]`` on every rank. ``vocab_axis``: the rank holds a contiguous slice of the classes; the value is the same on
     its ranks. ``batch_axes``: the rank holds some of the rows; the value is a summand, divided by the count (or total weight) of the rows
-    of all ranks. ``vocab_size``: columns from there on are padding and count as absent. Half-precision logits are accumulated in float32.
-    Raises ``ShardingError`` for class probabilities with ``vocab_axis``.
+    of all ranks. ``vocab_size``: columns from there on are padding and count as absent. Half-precision logits are accumulated in float32,
+    and as with torch's own function the loss stays in float32 under autocast. Raises ``ShardingError`` for class probabilities with
+    ``vocab_axis``.
     """
     vocab = groups.find(vocab_axis)
     batch = groups.find_all(batch_axes)
@@ -121,6 +122,7 @@ def cross_entropy(
         logits = logits.narrow(1, 0, vocab_size)
     if vocab is None and (not batch or reduction == "none"):
         return F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    returned = _accumulate_dtype(logits.dtype) if torch.is_autocast_enabled(logits.device.type) else logits.dtype
     count = _counted(logits, target, weight, ignore_index, batch) if reduction == "mean" else None  # under way while the loss is computed
     if vocab is None:
         rows = logits.to(_accumulate_dtype(logits.dtype))
@@ -138,11 +140,11 @@ def cross_entropy(
             logits, target, weight, ignore_index, label_smoothing, classes, vocab
         )
         if reduction == "none":
-            return losses.to(logits.dtype)
+            return losses.to(returned)
         total = losses.sum()
     if count is not None:
         total = total / count()
-    return total.to(logits.dtype)
+    return total.to(returned)
 
 
 def _counted(

@@ -28,6 +28,8 @@ class Execution:
             its own in its first forward and last backward, as FSDP2 does. Without ``overlap_gradients`` both follow the last backward.
         overlap_products: in backward a collective runs beside the weights' products behind it, as Megatron-LM's asynchronous tensor
             parallelism does.
+        overlap_tensor: gathers and scatters over ``tp`` run in as many pieces as there are ranks beside the products that they feed or
+            that feed them, all but one piece, as in Transformer Engine's user buffers and torch's asynchronous tensor parallelism.
         sends_block: the sender of a message between stages waits until it has arrived, as Megatron-LM does without
             ``overlap_p2p_communication``.
         scatter_gather: of a message that all tensor-parallel ranks would send alike each sends its part, and the receivers gather them
@@ -43,6 +45,7 @@ class Execution:
     overlap_gradients: bool = True
     state_ahead: bool = False
     overlap_products: bool = False
+    overlap_tensor: bool = False
     sends_block: bool = False
     scatter_gather: bool = False
 

@@ -199,7 +199,8 @@ class _Run:
                 seen.forward_flops += flops
             namespace, _, what = func.name().partition("::")
             if namespace == "_c10d_functional" and what in _COLLECTIVES:
-                seen.communication.append(self._communication(_COLLECTIVES[what], args, result, backward))
+                kind = "send" if what == "all_to_all_single" and _goes_to_one(args[2]) else _COLLECTIVES[what]
+                seen.communication.append(self._communication(kind, args, result, backward))
 
         with recording(recorder), watching_calls(report):
             yield
@@ -340,6 +341,11 @@ def _backward_alone(results: list[Tensor], wanted: list[Tensor]) -> Recorder:
     with recording(recorder), watching_calls(recorder.report):
         torch.autograd.grad(given, wanted, gradients, allow_unused=True)
     return recorder
+
+
+def _goes_to_one(splits: Sequence[Any]) -> bool:
+    """Do all rows go to one rank, as in a ring?"""
+    return sum(not (isinstance(rows, int) and rows == 0) for rows in splits) == 1
 
 
 def _keep_in(saved: list[Tensor]) -> Any:

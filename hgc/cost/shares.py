@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from hgc.cost.dtypes import dtypes_of
+from hgc.cost.dtypes import StepDtypes, dtypes_of
 from hgc.cost.execution import EAGER, Execution
 from hgc.cost.symbolic import ZERO
 from hgc.ir.placement import Invariant, Replicated
 from hgc.ir.program import STATE, Program, State
 from hgc.ir.value import Size
 from hgc.plan import Precision
-from hgc.runtime.precision import Dtypes
 from hgc.strategy import Strategy
 
 DATA_AXES = ("dp", "cp", "sp")
@@ -43,7 +42,7 @@ class Shares:
 
     def __init__(self, program: Program, strategy: Strategy, precision: Precision | None = None, execution: Execution = EAGER) -> None:
         self.program, self.zero = program, strategy.zero
-        self.dtypes: Dtypes = dtypes_of(precision or Precision(), execution)
+        self.dtypes: StepDtypes = dtypes_of(precision or Precision(), execution)
         self.axes = tuple(axis for axis in program.mesh if axis in DATA_AXES)
         self.ranks = int(sympy.prod([program.mesh[axis] for axis in self.axes]))
         self.parameters = [entry for entry in program.state.values() if entry.kind == "parameter"]
@@ -79,15 +78,15 @@ class Shares:
 
     def kept(self, entry: State) -> int:
         """Bytes of an element as the model computes with it, ``stored`` as the optimizer updates it, ``summed`` as gradients are."""
-        return self.dtypes.kept(entry.value.dtype).itemsize
+        return self.dtypes.kept(entry.value.dtype, len(entry.value.shape)).itemsize
 
     def stored(self, entry: State) -> int:
         """See :meth:`kept`."""
-        return self.dtypes.stored(entry.value.dtype).itemsize
+        return self.dtypes.stored(entry.value.dtype, len(entry.value.shape)).itemsize
 
     def summed(self, entry: State) -> int:
         """See :meth:`kept`."""
-        return self.dtypes.summed(entry.value.dtype).itemsize
+        return self.dtypes.summed(entry.value.dtype, len(entry.value.shape)).itemsize
 
     def has_copy(self, entry: State) -> bool:
         """Does the optimizer update another tensor than the one that the model computes with?"""
@@ -106,17 +105,18 @@ class Shares:
                 if node.op == "get_attr":
                     uses.setdefault(str(node.target).removeprefix(STATE), set()).add(block.path)
         shared = {path for paths in uses.values() if len(paths) > 1 for path in paths}
-        whole = self.dtypes.parameters if self.dtypes.master is not None else None
-        narrow = self.dtypes.autocast if self.dtypes.master is None and self.dtypes.parameters != self.dtypes.autocast else whole
+        dtypes = self.dtypes
+        whole = dtypes.parameters if dtypes.master is not None else None
+        in_blocks = whole if dtypes.wide_vectors or dtypes.autocast is None else dtypes.autocast
+        least_dims = {False: 2 if dtypes.wide_vectors else 1, True: 1 if dtypes.autocast is None else 2}  # by "is a block"
         members: dict[str, list[State]] = {"": []}
         for entry in self.parameters:
             paths = uses.get(entry.name, set())
             alone = len(paths) == 1 and not paths & shared and _REPEATED.search(next(iter(paths)))
             name = next(iter(paths)) if alone else ""
-            least = 2 if name and narrow is not whole else 1
-            if self.summed_axes(entry) == self.axes and len(self.local_shape(entry)) >= least:
+            if self.summed_axes(entry) == self.axes and len(self.local_shape(entry)) >= least_dims[bool(name)]:
                 members.setdefault(name, []).append(entry)
-        return [Unit(name, tuple(found), narrow if name else whole) for name, found in members.items()]
+        return [Unit(name, tuple(found), in_blocks if name else whole) for name, found in members.items()]
 
     def buckets(self) -> list[tuple[tuple[str, ...], list[State]]]:
         """Axes and parameters of each bucket, in the order in which backward fills them."""
@@ -126,7 +126,7 @@ class Shares:
             axes = self.summed_axes(entry)
             if not axes or self.is_sharded(entry):
                 continue
-            key = (axes, self.dtypes.summed(entry.value.dtype))
+            key = (axes, self.dtypes.summed(entry.value.dtype, len(entry.value.shape)))
             size = int(self.local_numel(entry)) * self.summed(entry)
             bucket, room = opened.get(key, (None, 0))
             if bucket is None or size > room:

@@ -22,7 +22,7 @@ from hgc.cost.compute import ELEMENT_BYTES, attention_time_s, causal_pairs, matm
 from hgc.cost.execution import EAGER, Execution
 from hgc.cost.fusion import fused_work
 from hgc.cost.kernels import Kernels, Product
-from hgc.cost.symbolic import ZERO, Communication, ProgramCosts
+from hgc.cost.symbolic import ZERO, Communication, ProgramCosts, merge
 from hgc.cost.work import Work, eager_work, regathering, run_again, without_copies
 from hgc.errors import HgcError
 from hgc.ir.value import Size
@@ -37,7 +37,8 @@ FORWARD, INPUT, WEIGHT = range(3)
 class Segment:
     """Compute, or one collective (``collective`` is not ""): ``axis``, and ``payload_bytes`` as nccl-tests counts.
 
-    ``weight``: makes gradients of parameters only, so nothing in the block waits for it.
+    ``weight``: makes gradients of parameters only, so nothing in the block waits for it. ``hidden_s``: of a collective, what runs under the
+    kernel before it (keys and values of ring attention travel while the kernel works); ``seconds`` is what is left.
     """
 
     seconds: float
@@ -45,6 +46,7 @@ class Segment:
     axis: str = ""
     payload_bytes: float = 0.0
     weight: bool = False
+    hidden_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class BlockTime:
 
 @dataclass(frozen=True)
 class _Step:
-    """A slot of compute, or a collective whose payload is an expression of that number."""
+    """A slot of compute, or a collective whose payload is an expression of that number; ``slot`` is then the kernel that hides it."""
 
     slot: int = -1
     weight: bool = False
@@ -152,15 +154,21 @@ class _Builder:
         for work in reversed(works):
             backward += [self._collective(each) for each in work.regathered]
             backward.append(_Step(slots[id(work)][INPUT]))
-            backward += [self._collective(each) for each in work.communication if each.backward]
+            backward += self._collectives(work, slots[id(work)][INPUT], backward=True)
             backward.append(_Step(slots[id(work)][WEIGHT], weight=True))
         return forward, repeated, backward
 
     def _forward(self, work: Work, slot: int) -> list[_Step]:
-        return [_Step(slot), *(self._collective(each) for each in work.communication if not each.backward)]
+        return [_Step(slot), *self._collectives(work, slot, backward=False)]
 
-    def _collective(self, found: Communication) -> _Step:
-        return _Step(collective=found, payload=self._number(found.payload_bytes))
+    def _collectives(self, work: Work, slot: int, backward: bool) -> list[_Step]:
+        found = [each for each in work.communication if each.backward == backward]
+        sends = merge(each for each in found if each.collective == "send")
+        others = (self._collective(each) for each in found if each.collective != "send")
+        return [*others, *(self._collective(each, slot) for each in sends)]
+
+    def _collective(self, found: Communication, under: int = -1) -> _Step:
+        return _Step(under, collective=found, payload=self._number(found.payload_bytes))
 
     def _slot(self, kernels: Kernels, narrow: bool) -> int:
         slot, self._slots = self._slots, self._slots + 1
@@ -243,13 +251,15 @@ def _segments(steps: list[_Step], seconds: Seconds, numbers: Seconds, places: Ma
             computed += time
         else:
             found += [Segment(computed, weight=weight)] if computed else []
-            found.append(_collective(step.collective, float(numbers[step.payload]), places))
+            found.append(_collective(step.collective, float(numbers[step.payload]), places, seconds[step.slot] if step.slot >= 0 else 0.0))
             computed, weight = 0.0, False
     return tuple(found + ([Segment(computed, weight=weight)] if computed else []))
 
 
-def _collective(found: Communication, payload_bytes: float, places: Mapping[str, Place]) -> Segment:
+def _collective(found: Communication, payload_bytes: float, places: Mapping[str, Place], under_s: float) -> Segment:
     if found.axis not in places:
         raise HgcError(f"nothing says where the ranks of axis {found.axis!r} sit; give a place for each of the program's axes")
     kind: Kind = found.collective  # type: ignore[assignment]
-    return Segment(time_s(kind, payload_bytes / found.calls, places[found.axis]) * found.calls, found.collective, found.axis, payload_bytes)
+    seconds = time_s(kind, payload_bytes / found.calls, places[found.axis]) * found.calls
+    hidden_s = min(float(under_s), seconds)
+    return Segment(seconds - hidden_s, found.collective, found.axis, payload_bytes, hidden_s=hidden_s)

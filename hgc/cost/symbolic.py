@@ -30,10 +30,11 @@ class Communication:
     """Calls of one collective on one mesh axis.
 
     ``payload_bytes`` is, summed over ``calls``, the larger of what a rank puts in and gets out: the whole tensor of an all-reduce, the
-    gathered one of an all-gather, the input of a reduce-scatter, the input of an all-to-all (the sizes that nccl-tests prints).
+    gathered one of an all-gather, the input of a reduce-scatter, the input of an all-to-all (the sizes that nccl-tests prints), the message
+    of a send to the next rank.
     """
 
-    collective: str  # "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all"
+    collective: str  # "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all" | "send"
     axis: str
     ranks: int
     payload_bytes: Size
@@ -43,6 +44,8 @@ class Communication:
     @property
     def sent_bytes(self) -> Size:
         """What each rank sends, on average, in a ring or a direct exchange: no algorithm without help of switches sends less."""
+        if self.collective == "send":
+            return self.payload_bytes
         rounds = 2 if self.collective == "all_reduce" else 1
         return self.payload_bytes * sympy.Rational(rounds * (self.ranks - 1), self.ranks)
 

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import fx
 
-from hgc.cost.dtypes import dtypes_of
+from hgc.cost.dtypes import StepDtypes, dtypes_of
 from hgc.cost.execution import EAGER, Execution
 from hgc.cost.retention import local_bytes, program_retained
 from hgc.cost.saved import measure
@@ -20,7 +20,6 @@ from hgc.ir.program import BODIES, STATE, Program
 from hgc.ir.value import Size, info, value
 from hgc.passes.base import Analysis
 from hgc.plan import Precision
-from hgc.runtime.precision import Dtypes
 from hgc.strategy import Strategy
 
 
@@ -60,7 +59,7 @@ class BlockCosts(Analysis):
         return {entry.name: unit.gathered for unit in units if unit.gathered is not None for entry in unit.entries}
 
 
-def _measured(program: Program, dtypes: Dtypes, gathered: Mapping[str, torch.dtype]) -> tuple[dict[str, BodyCost], list[str]]:
+def _measured(program: Program, dtypes: StepDtypes, gathered: Mapping[str, torch.dtype]) -> tuple[dict[str, BodyCost], list[str]]:
     """Bodies in order of their first calls: what one computes decides the dtypes of the next."""
     found: dict[fx.Node, torch.dtype] = {}
     given: dict[str, tuple[torch.dtype, ...]] = {}
@@ -71,8 +70,9 @@ def _measured(program: Program, dtypes: Dtypes, gathered: Mapping[str, torch.dty
             found[node] = dtypes.other(value(node).dtype)
         elif node.op == "get_attr":
             state = program.state[str(node.target).removeprefix(STATE)]
-            kept = dtypes.kept if state.kind == "parameter" else dtypes.other
-            found[node] = gathered.get(state.name) or kept(state.value.dtype)
+            declared = state.value.dtype
+            kept = dtypes.kept(declared, len(state.value.shape)) if state.kind == "parameter" else dtypes.other(declared)
+            found[node] = gathered.get(state.name, kept)
         elif node.op == "call_module":
             name = str(node.target).removeprefix(BODIES)
             wanted = tuple(found[argument] for argument in node.all_input_nodes)

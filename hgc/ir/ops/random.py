@@ -105,11 +105,6 @@ def has_own_root() -> bool:
     return _root.generator is not None
 
 
-def has_own_root() -> bool:
-    """Does this thread draw from a generator of its own (:func:`own_root`), not from torch's?"""
-    return _root.generator is not None
-
-
 def get_state() -> Tensor:
     """The state that all random numbers of a run follow from, alike on all ranks; a ``uint8`` vector."""
     state: Tensor = (_root.generator or torch.default_generator).get_state()

@@ -17,7 +17,8 @@ class AxisLayout:
     ``default`` is where state not named in ``state`` lives: ``Replicated`` on a data axis (its gradient is summed once, by the runtime),
     ``Invariant`` on a tensor axis. ``sequence_dim`` is the dim along which 3-D activations leave a block, or None to leave them whole.
     ``divided`` are the size symbols that the axis is there to divide: what varies over them should not be computed whole on every rank.
-    ``zigzag``: they are cut in zigzag order. ``methods`` are the methods (``Case.method``) that the axis may use.
+    ``zigzag``: they are cut in zigzag order. ``methods`` are the methods (``Case.method``) that the axis may use. ``masks`` are the nodes,
+    by body and name, that make attention's masks.
     """
 
     axis: str
@@ -29,3 +30,4 @@ class AxisLayout:
     divided: frozenset[sympy.Symbol] = frozenset()
     zigzag: bool = False
     methods: frozenset[str] = frozenset()
+    masks: frozenset[tuple[str, str]] = frozenset()

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import math
+
 from hgc.errors import ShardingError
 from hgc.ir.program import Program
+from hgc.passes.sharding.sequence_axis import has_causal_attention, sequence_symbols
 from hgc.plan import Plan
+from hgc.strategy import Strategy
 
 
 def check_limits(program: Program, plan: Plan) -> None:
     """Raise :class:`~hgc.errors.ShardingError` if the example's batch or sequence does not divide."""
     strategy = plan.strategy
     for symbol, found in program.symbols.items():
-        parts = strategy.dp * plan.micro_batches
-        if found.meaning == "batch" and found.hint % parts:
-            near = max(found.hint // parts, 1) * parts
-            what = f"dp={strategy.dp}" if plan.micro_batches == 1 else f"dp={strategy.dp} times {plan.micro_batches} micro-batches"
+        if found.meaning == "batch" and found.hint % strategy.dp:
+            near = max(found.hint // strategy.dp, 1) * strategy.dp
             raise ShardingError(
-                f"the batch ({symbol}) is {found.hint}, which {what} does not divide; use a global batch of {near} or another dp"
+                f"the batch ({symbol}) is {found.hint}, which dp={strategy.dp} does not divide; use a global batch of {near} or another dp"
             )
-        if found.meaning != "batch" and strategy.tp > 1 and strategy.sequence_parallel and found.hint % strategy.tp:
+    multiple = _sequence_multiple(program, strategy)
+    for symbol in sequence_symbols(program):
+        found = program.symbols[symbol]
+        if found.hint % multiple:
+            near = -(-found.hint // multiple) * multiple
+            ranks = " and ".join(f"{axis}={size}" for axis, size in (("cp", strategy.cp), ("sp", strategy.sp)) if size > 1)
             raise ShardingError(
-                f"the {found.meaning} ({symbol}) is {found.hint}, which tp={strategy.tp} does not divide; pad to a multiple, "
+                f"the {found.meaning} ({symbol}) is {found.hint}, which {ranks} cannot split: it must be a multiple of {multiple}; "
+                f"pad it to {near}, or use another size of the axis"
+            )
+    for symbol, found in program.symbols.items():
+        share = found.hint // (strategy.cp * strategy.sp)
+        if found.meaning != "batch" and strategy.tp > 1 and strategy.sequence_parallel and share % strategy.tp:
+            length = f"{found.hint}" if share == found.hint else f"{found.hint}, {share} on each rank of cp and sp"
+            raise ShardingError(
+                f"the {found.meaning} ({symbol}) is {length}, which tp={strategy.tp} does not divide; pad to a multiple, "
                 "or use sequence_parallel=False"
             )
+
+
+def _sequence_multiple(program: Program, strategy: Strategy) -> int:
+    """What the sequence must be a multiple of: a share for each rank, and in zigzag order two chunks for each rank of the ring."""
+    chunks = 2 * strategy.cp if strategy.cp > 1 and has_causal_attention(program) else strategy.cp
+    return math.lcm(chunks, strategy.cp * strategy.sp)

@@ -23,6 +23,7 @@ from hgc.ir.sizes import SizeBuilder, rebuild_sizes
 from hgc.ir.value import Value, info, is_size, set_info, value
 from hgc.passes.sharding.kinds import Placements, settle_kinds
 from hgc.passes.sharding.layout import AxisLayout
+from hgc.passes.sharding.preferences import Preferences
 from hgc.passes.sharding.redistribute import operator_for, price
 
 Hints = Mapping[sympy.Symbol, int]
@@ -32,13 +33,6 @@ _BROADCASTS = set(overloads("expand", "broadcast_to", "zeros", "ones", "full"))
 
 _GATHERED_STATE = 1e18
 """State is not gathered to save activations: the plan placed it where it is. Only where nothing else is legal."""
-
-
-_REDUNDANT = 2.0
-"""Bytes that a byte counts for which varies over the batch and is computed alike on every rank of an axis that splits the batch."""
-
-_ASTRAY = 1e-2
-"""The same for what is split along another dim than the batch: it must be exchanged sooner or later."""
 
 
 def lower_axis(program: Program, layout: AxisLayout, hints: Hints) -> Program:
@@ -91,7 +85,7 @@ class _AxisLowering:
         inputs = tuple(self.placed[a] for a in node.args if isinstance(a, fx.Node))
         key = (body, inputs)
         if key not in self.lowered:
-            variant = _BodyLowering(self.program.body(body), inputs, self.layout, self.mesh, self.hints)
+            variant = _BodyLowering(body, self.program.body(body), inputs, self.layout, self.mesh, self.hints)
             name = self._name(body)
             self.bodies[name] = variant.run()
             self.report.extend(variant.report)
@@ -161,10 +155,14 @@ class _AxisLowering:
 class _BodyLowering:
     """One body under one tuple of input placements."""
 
-    def __init__(self, body: fx.GraphModule, inputs: tuple[Placement, ...], layout: AxisLayout, mesh: dict[str, int], hints: Hints) -> None:
+    def __init__(
+        self, name: str, body: fx.GraphModule, inputs: tuple[Placement, ...], layout: AxisLayout, mesh: dict[str, int], hints: Hints
+    ) -> None:
+        self.name = name
         self.module = copy_graph_module(body)
         self.graph = self.module.graph
         self.inputs, self.layout, self.mesh, self.hints = inputs, layout, mesh, hints
+        self.preferences = Preferences(layout, hints)
         self.placements: Placements = {}
         self.moves: set[fx.Node] = set()
         self.stationary: set[fx.Node] = set()
@@ -206,8 +204,13 @@ class _BodyLowering:
     def _place(self, node: fx.Node) -> None:
         call = self._make_call(node)
         updated = updated_arguments(node)
-        best = min(self._offered(call), key=lambda case: self._cost(call, case, updated), default=None)
-        if best is None or math.isinf(self._cost(call, best, updated)):
+        makes_mask = (self.name, node.name) in self.layout.masks
+
+        def cost(case: Case) -> float:
+            return self._cost(call, case, updated, makes_mask)
+
+        best = min(self._offered(call), key=cost, default=None)
+        if best is None or math.isinf(cost(best)):
             found = ", ".join(f"{o.node.name} is {o.found}" for o in call.operands)
             raise ShardingError(f"no rule places {node.name!r} ({node.target}) on axis {self.layout.axis!r}: {found}")
         if rule_for(node.target) is None and any(not is_whole(o.found) for o in call.operands):
@@ -227,36 +230,19 @@ class _BodyLowering:
         if self.layout.zigzag:
             for operand in call.operands:
                 for dim in range(operand.rank):
-                    if is_whole(operand.found) and self._is_divided(operand.shape[dim]):
+                    if is_whole(operand.found) and self.preferences.is_divided(operand.shape[dim]):
                         cut = replace(operand, found=Shard(dim, zigzag(1)))
                         calls.append(call.seeing(cut))
         for each in calls:
             yield from (case for case in cases(each) if not case.method or case.method in self.layout.methods)
 
-    def _cost(self, call: Call, case: Case, updated: list[fx.Node]) -> float:
+    def _cost(self, call: Call, case: Case, updated: list[fx.Node], makes_mask: bool) -> float:
         total = 0.0
         for operand, wanted in zip(call.operands, case.inputs, strict=True):
             if operand.found != wanted and operand.node in updated:
                 return math.inf
-            total += self._price(operand.node, operand.found, wanted, self._bytes(operand.shape, operand.dtype.itemsize))
-            if is_whole(operand.found) and self._is_astray(operand.shape, wanted):
-                total += self._bytes(operand.shape, operand.dtype.itemsize) * 2 * _REDUNDANT  # cutting it so would save nothing
-        for shape, placement in zip(call.outputs, case.outputs, strict=True):
-            if self.layout.divided and isinstance(placement, Partial) and not any(isinstance(o.found, Partial) for o in call.operands):
-                total += self._bytes(shape, 4) * 2  # new summands, which somebody must sum
-            if any(map(self._is_divided, shape)) and not isinstance(placement, Partial):
-                astray = self._is_astray(shape, placement)
-                total += self._bytes(shape, 4) * (_REDUNDANT if is_whole(placement) else _ASTRAY if astray else 0.0)
-        return total
-
-    def _is_divided(self, size: sympy.Expr) -> bool:
-        return bool(size.free_symbols & self.layout.divided)
-
-    def _is_astray(self, shape: tuple[sympy.Expr, ...], placement: Placement) -> bool:
-        """Split along another dim than those that the axis is there to divide, or in another order?"""
-        if not isinstance(placement, Shard) or not any(map(self._is_divided, shape)):
-            return False
-        return not self._is_divided(shape[placement.dim]) or (self.layout.zigzag and zigzag_runs(placement.parts) is None)
+            total += self._price(operand.node, operand.found, wanted, self.preferences.size_bytes(operand.shape, operand.dtype.itemsize))
+        return total + self.preferences.cost(call, case, makes_mask)
 
     def _price(self, node: fx.Node, found: Placement, wanted: Placement, size_bytes: float) -> float:
         if found == wanted:
@@ -266,9 +252,6 @@ class _BodyLowering:
         actual = self._found(node)
         gradient = _needs_gradient(node) and actual != Replicated()
         return price(actual, wanted, size_bytes, self.layout.size, gradient, self._scatter_dim(node), node in self.stationary)
-
-    def _bytes(self, shape: tuple[Any, ...], item: int) -> float:
-        return float(math.prod(int(size.subs(self.hints)) for size in shape)) * item
 
     def _scatter_dim(self, node: fx.Node) -> int | None:
         """Sequence parallelism scatters partial sums of 3-D activations along the sequence."""
@@ -283,10 +266,12 @@ class _BodyLowering:
         return self.moved[node, wanted]
 
     def _again(self, node: fx.Node, wanted: Placement, user: fx.Node) -> fx.Node | None:
-        """A constant or broadcast value is made in its local shape instead of being sliced."""
-        if node.op != "call_function" or not is_whole(self._found(node)) or node.target not in _BROADCASTS:
+        """A constant or broadcast value is made in its local shape instead of being sliced, a constant also instead of being gathered."""
+        if node.op != "call_function" or node.target not in _BROADCASTS:
             return None
         call = self._make_call(node)
+        if call.operands and not is_whole(self._found(node)):
+            return None
         same = tuple(o.found for o in call.operands)
         if not any(case.inputs == same and case.outputs == (wanted,) and case.rewrite is None for case in cases(call)):
             return None

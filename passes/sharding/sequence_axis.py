@@ -23,6 +23,7 @@ from hgc.ir.rules.attention import EXCHANGE, RING
 from hgc.ir.value import is_size, value
 from hgc.ir.verifier import planning_hints
 from hgc.passes.base import Transform
+from hgc.passes.sharding.attention_masks import mask_nodes
 from hgc.passes.sharding.layout import AxisLayout
 from hgc.passes.sharding.lower import Hints, lower_axis
 from hgc.plan import Plan
@@ -67,6 +68,7 @@ def sequence_layout(program: Program, axis: str, size: int, method: str, hints: 
     symbols = sequence_symbols(program)
     in_zigzag = method == RING and has_causal_attention(program)
     mesh = {**program.mesh, axis: size}
+    masks = mask_nodes(program)
     inputs: dict[str, Placement] = {}
     notes: list[str] = []
     for node in program.inputs():
@@ -74,7 +76,9 @@ def sequence_layout(program: Program, axis: str, size: int, method: str, hints: 
         if dim is None:
             continue
         shard = Shard(dim, zigzag(1)) if in_zigzag else Shard(dim)
-        if all(_can_take(reader, taken, shard, axis, mesh, hints) for reader, taken in _readers(program, node)):
+        if ("", node.name) in masks:
+            notes.append(f"every rank of {axis!r} gets the whole input {str(node.target)!r}: attention masks are made of it")
+        elif all(_can_take(reader, taken, shard, axis, mesh, hints) for reader, taken in _readers(program, node)):
             inputs[node.name] = shard
         else:
             notes.append(f"every rank of {axis!r} gets the whole input {str(node.target)!r}: the model reads it across positions")
@@ -83,7 +87,9 @@ def sequence_layout(program: Program, axis: str, size: int, method: str, hints: 
             f"{axis} is {size}, but no input of the model has a sequence dim that tracing kept symbolic; "
             f"name it with dynamic={{'input': {{1: 's'}}}} or use {axis}=1"
         )
-    layout = AxisLayout(axis, size, Replicated(), inputs, divided=frozenset(symbols), zigzag=in_zigzag, methods=frozenset({method}))
+    layout = AxisLayout(
+        axis, size, Replicated(), inputs, divided=frozenset(symbols), zigzag=in_zigzag, methods=frozenset({method}), masks=masks
+    )
     return layout, notes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -76,18 +76,23 @@ def expand(call: Call) -> Iterator[Case]:
     shift = len(call.shape) - operand.rank
     same = {d: d + shift for d in range(operand.rank) if operand.shape[d] == call.shape[d + shift]}
     yield from mapped(call, same)
-    for dim in range(len(call.shape)):
-        if dim - shift not in same and call.divides(call.shape[dim]):
-            yield call.case({}, Shard(dim))
+    yield from _created(call, [dim for dim in range(len(call.shape)) if dim - shift not in same])
 
 
 @rule(*overloads("zeros", "ones", "full", "empty.memory_format"))
 def constant(call: Call) -> Iterator[Case]:
     """The same number everywhere: any slice of it can be made in place."""
     yield call.all_whole()
-    for dim in range(len(call.shape)):
+    yield from _created(call, range(len(call.shape)))
+
+
+def _created(call: Call, dims: Iterable[int]) -> Iterator[Case]:
+    """Along these dims all elements are alike, in any order."""
+    for dim in dims:
         if call.divides(call.shape[dim]):
             yield call.case({}, Shard(dim))
+        if call.number(call.shape[dim]) % (2 * call.size) == 0:
+            yield call.case({}, Shard(dim, zigzag(1)))
 
 
 @rule(*overloads("reshape", "view", "_unsafe_view", "flatten.using_ints"))

@@ -40,12 +40,16 @@ class Options:
     execution: Execution = EAGER
 
 
+USUAL = Options()
+"""AdamW, without clipping, as hgc's runtime does it."""
+
+
 def simulate(
     stages: Sequence[StageProgram],
     plan: Plan,
     cluster: Cluster,
     sizes: Mapping[str, float] | None = None,
-    options: Options = Options(),
+    options: Options = USUAL,
     schedule: Schedule | None = None,
 ) -> Simulation:
     """Predict one training step.
@@ -136,7 +140,7 @@ class _Simulator:
         known: dict[tuple[int, str], Traffic] = {}
         for stage, strategy in zip(self.stages, self.plan.strategies, strict=True):
             key = id(stage.program), str(strategy)
-            known[key] = known.get(key) or Traffic(stage.program, strategy, self.plan.precision)
+            known[key] = known.get(key) or Traffic(stage.program, strategy, self.plan.precision, self.options.execution)
         return [known[id(stage.program), str(strategy)] for stage, strategy in zip(self.stages, self.plan.strategies, strict=True)]
 
     @cached_property
@@ -168,6 +172,7 @@ class _Simulator:
                     execution=self.options.execution,
                     runs_ahead=device.type == "cuda",
                     name=f"stage {index}",
+                    tensor_ranks=stage.program.mesh.get("tp", 1),
                 )
             )
         return found

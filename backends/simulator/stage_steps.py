@@ -22,7 +22,7 @@ class StageWork:
 
     ``zero``: as in a strategy, 0 if nothing is sharded. ``axes``: over which units are gathered and scattered.
     ``runs_ahead``: the device takes work in advance, so that a unit is gathered while the one before runs (CUDA; on a CPU FSDP2 waits).
-    ``name``: tells it from other stages of the same ranks.
+    ``name``: tells it from other stages of the same ranks. ``tensor_ranks``: of a group over ``tp``.
     """
 
     blocks: tuple[tuple[str, BlockTime], ...]
@@ -35,6 +35,11 @@ class StageWork:
     execution: Execution
     runs_ahead: bool
     name: str = ""
+    tensor_ranks: int = 1
+
+    @property
+    def _pieces(self) -> int:
+        return self.tensor_ranks if self.execution.overlap_tensor else 1
 
     @property
     def once(self) -> bool:
@@ -71,7 +76,7 @@ class StageWork:
                 yield Step(wait=self._key("gather", unit))
             if unit in order:
                 yield from self._whole(order, order.index(unit))
-            yield from _block(path, time.forward)
+            yield from _block(path, time.forward, self._pieces)
 
     def _prefetch(self, order: Sequence[int], index: int) -> Iterator[Step]:
         """Start to gather a unit while the one before it runs."""
@@ -104,7 +109,7 @@ class StageWork:
             unit = self.unit_of[position]
             if unit in order:
                 yield from self._whole(order, order.index(unit))
-            yield from _block(path, _of_kind(time.backward, kind), overlaps=self.execution.overlap_products)
+            yield from _block(path, _of_kind(time.backward, kind), self._pieces, self.execution.overlap_products)
             if scatters and unit != ROOT:
                 yield from self._scatter(unit, waiting)
                 waiting = f"scatter {unit}"
@@ -154,22 +159,36 @@ def _of_kind(segments: Iterable[Segment], kind: Kind) -> list[Segment]:
     return [segment for segment in segments if kind == "B" or segment.weight == (kind == "W")]
 
 
-def _block(path: str, segments: Sequence[Segment], overlaps: bool = False) -> Iterator[Step]:
-    """Segments one after the other; if ``overlaps``, weights' products run beside the collective in front of them."""
-    computed, waiting = 0.0, ""
+def _block(path: str, segments: Sequence[Segment], pieces: int, overlaps: bool = False) -> Iterator[Step]:
+    """Segments one after the other. With ``pieces`` above 1 gathers and scatters over ``tp`` run beside the computation next to them, all
+    but one piece; if ``overlaps``, weights' products run beside the collective in front of them."""
+    beside = _beside(segments, pieces) if pieces > 1 else {}
+    waiting = ""
     for index, segment in enumerate(segments):
         if segment.collective:
-            if computed:
-                yield Step(computed, COMPUTE, path)
-            beside = overlaps and index + 1 < len(segments) and segments[index + 1].weight
-            waiting = f"beside {index}" if beside else ""
-            yield Step(segment.seconds, segment.axis, f"{segment.collective} {path}", key=waiting)
-            computed = 0.0
-        elif waiting:
-            yield Step(segment.seconds, COMPUTE, path)
+            exposed = segment.seconds - sum(seconds for source, seconds in beside.values() if source == index)
+            weights = overlaps and index + 1 < len(segments) and segments[index + 1].weight
+            waiting = f"beside {index}" if weights else ""
+            yield Step(exposed, segment.axis, f"{segment.collective} {path}", key=waiting)
+            continue
+        if index in beside:
+            source, seconds = beside[index]
+            yield Step(seconds, segments[source].axis, f"{segments[source].collective} {path}", key=f"pieces {index}")
+        yield Step(segment.seconds, COMPUTE, path)
+        if index in beside:
+            yield Step(wait=f"pieces {index}")
+        if waiting:
             yield Step(wait=waiting)
             waiting = ""
-        else:
-            computed += segment.seconds
-    if computed:
-        yield Step(computed, COMPUTE, path)
+
+
+def _beside(segments: Sequence[Segment], pieces: int) -> dict[int, tuple[int, float]]:
+    """Computation -> the collective beside it, and for how long: a gather beside what follows, a scatter beside what comes before."""
+    found: dict[int, tuple[int, float]] = {}
+    for index, segment in enumerate(segments):
+        if segment.axis != "tp" or segment.collective not in ("all_gather", "reduce_scatter"):
+            continue
+        near = index + 1 if segment.collective == "all_gather" else index - 1
+        if 0 <= near < len(segments) and near not in found and not segments[near].collective:
+            found[near] = index, min(segment.seconds * (pieces - 1) / pieces, segments[near].seconds)
+    return found

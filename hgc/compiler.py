@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hgc.backends import graphviz, parity, torchrun
+from hgc.backends import graphviz, parity, simulator, torchrun
 from hgc.cluster import Cluster
 from hgc.errors import PlanError
 from hgc.ir.hashing import program_hash
@@ -23,12 +23,13 @@ from hgc.passes.sharding.limits import check_limits
 from hgc.passes.sharding.pad_vocabulary import PadVocabulary
 from hgc.passes.sharding.recompute import Recompute
 from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
-from hgc.passes.sharding.stages import cut, stage_edges, stage_plan
+from hgc.passes.sharding.stages import cut, stage_edges, stage_plan, unsplit_reason
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan
 from hgc.runtime import PipelineTrainer, Trainer, make_trainer
 from hgc.schedule import make as make_schedule
+from hgc.simulation import measured, stage_programs
 from hgc.strategy import ZERO_STAGES, Strategy
 from hgc.tracing import trace
 
@@ -92,9 +93,27 @@ def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) ->
 def distribute_stages(traced: Program, plan: Plan, pipeline: Pipeline | None = None) -> torchrun.Pipeline:
     """Cut a traced program into the plan's stages, apply to each its strategy, and order their work as the plan's schedule says."""
     stages = cut(traced, plan)
+    for index, stage in enumerate(stages):
+        reason = unsplit_reason(stage, stage_plan(plan, index))
+        stage.report += [reason] if reason else []
     lowered = tuple(distribute(stage, stage_plan(plan, index), pipeline) for index, stage in enumerate(stages))
     ranks = [plan.ranks(index) for index in range(len(stages))]
     return torchrun.Pipeline(lowered, make_schedule(plan.schedule, ranks, plan.micro_batches, stage_edges(stages)))
+
+
+def simulate(
+    traced: Program,
+    plan: Plan,
+    cluster: Cluster,
+    sizes: Mapping[str, float] | None = None,
+    options: simulator.Options = simulator.USUAL,
+) -> simulator.Simulation:
+    """Predict a training step of a traced program under a plan, without compiling it; stages that do the same are lowered once.
+
+    ``sizes``: symbol name -> size of the global batch; default: the example's. Raises as :func:`distribute` and
+    :func:`hgc.backends.simulator.simulate`.
+    """
+    return simulator.simulate(stage_programs(traced, plan, distribute, sizes, options.execution), plan, cluster, sizes, options)
 
 
 def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster | None) -> tuple[Cluster, Plan]:
@@ -185,6 +204,22 @@ class Executable:
         with tempfile.TemporaryDirectory(prefix="hgc-") as folder:
             reference = parity.make(self.model, self.example_inputs, self.loss)
             return parity.verify(self.save(Path(folder) / "program"), model=self.model, reference=reference, **options)
+
+    def simulate(
+        self,
+        cluster: Cluster | None = None,
+        sizes: Mapping[str, float] | None = None,
+        options: simulator.Options = simulator.USUAL,
+    ) -> simulator.Simulation:
+        """Predict a training step on ``cluster`` (default: the one it was compiled for); no device is needed.
+
+        ``sizes``: symbol name -> size of the global batch; default: the example's. The result prints as a table, and has
+        ``save_trace(path)`` for Perfetto and ``draw(path)``. Raises ``ClusterError`` for a cluster with fewer devices than the plan.
+        """
+        programs = self.stages.stages if self.stages else (self.program,)
+        schedule = self.stages.schedule if self.stages else None
+        stages = measured(programs, self.plan, options.execution)
+        return simulator.simulate(stages, self.plan, cluster or self.cluster, sizes, options, schedule)
 
     def draw(self, path: str | Path | None = None, open_body: str | None = None) -> Any:
         """Picture of the program (``.svg``, ``.png``, ``.pdf`` or ``.dot``); ``open_body`` opens one block."""

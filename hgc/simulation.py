@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hgc.backends.simulator import StageProgram
 from hgc.backends.simulator.stages import received
-from hgc.cost.symbolic import ProgramCosts
+from hgc.cost.execution import EAGER, Execution
 from hgc.ir.hashing import structure_hash
 from hgc.ir.program import Program
 from hgc.passes.analysis.costs import BlockCosts
@@ -16,7 +16,11 @@ from hgc.plan import Plan
 
 
 def stage_programs(
-    traced: Program, plan: Plan, lower: Callable[[Program, Plan], Program], sizes: Mapping[str, float] | None = None
+    traced: Program,
+    plan: Plan,
+    lower: Callable[[Program, Plan], Program],
+    sizes: Mapping[str, float] | None = None,
+    execution: Execution = EAGER,
 ) -> tuple[StageProgram, ...]:
     """Each stage of ``plan``, or the whole program of a plan without stages.
 
@@ -24,17 +28,33 @@ def stage_programs(
     default: the example's) say. Raises what it raises, and :class:`~hgc.errors.PlanError` for stages that do not fit the program.
     """
     traced = _sized(traced, sizes or {})
-    known: dict[tuple[str, str], tuple[Program, ProgramCosts]] = {}
+    known: dict[tuple[str, str], StageProgram] = {}
     found = []
     for index, stage in enumerate(cut(traced, plan)):
         strategy = plan.strategies[index]
         key = structure_hash(stage), str(strategy)
         if key not in known:
             lowered = lower(stage, replace(plan, strategy=strategy, stages=(), program_hash=""))
-            known[key] = lowered, BlockCosts(plan.precision).run(lowered)
-        names = tuple(str(node.target) for node in received(stage))
-        found.append(StageProgram(*known[key], names, stage.results))
+            known[key] = StageProgram(lowered, BlockCosts(plan.precision, execution, strategy.zero).run(lowered))
+        found.append(_named(known[key], stage))
     return tuple(found)
+
+
+def measured(programs: Sequence[Program], plan: Plan, execution: Execution = EAGER) -> tuple[StageProgram, ...]:
+    """The plan's stages, lowered already; those that do the same are measured once."""
+    known: dict[tuple[str, str], StageProgram] = {}
+    found = []
+    for program, strategy in zip(programs, plan.strategies, strict=True):
+        key = structure_hash(program), str(strategy)
+        if key not in known:
+            known[key] = StageProgram(program, BlockCosts(plan.precision, execution, strategy.zero).run(program))
+        found.append(_named(known[key], program))
+    return tuple(found)
+
+
+def _named(known: StageProgram, stage: Program) -> StageProgram:
+    """The same with the names under which ``stage`` gets and hands on values."""
+    return replace(known, received=tuple(str(node.target) for node in received(stage)), results=stage.results)
 
 
 def _sized(traced: Program, sizes: Mapping[str, float]) -> Program:

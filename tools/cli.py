@@ -112,6 +112,16 @@ def _parser() -> _Parser:
     profile.add_argument("-o", "--output", required=True, metavar="FILE", help="where the cluster file goes, for --cluster")
     profile.add_argument("--devices", type=_whole, metavar="N", help="processes on this machine (default: its GPUs, or one for each core)")
 
+    simulate = _add(commands, "simulate", "predict what a compiled program takes on a cluster, which need not be there")
+    simulate.add_argument("folder", metavar="DIR", help="what hgc compile wrote")
+    simulate.add_argument("--cluster", required=True, metavar="CLUSTER", help="a JSON file, or a preset and its nodes such as a100-80:8")
+    simulate.add_argument("--batch-size", type=_whole, metavar="N", help="global batch (default: the example's)")
+    simulate.add_argument("--sequence-length", type=_whole, metavar="N", help="default: the example's")
+    simulate.add_argument("--optimizer", default="adamw", metavar="NAME", help="sgd, momentum, adam, adamw (the default) or none")
+    simulate.add_argument("--trace", metavar="FILE", help="write the timeline here, as JSON for Perfetto")
+    simulate.add_argument("--picture", metavar="FILE", help="draw the timeline here, as SVG")
+    simulate.add_argument("--model", metavar="MODEL", help="the model, if the folder holds none (hf:... or module:function)")
+
     bench = _add(commands, "bench", "run a benchmark by name")
     bench.add_argument("name", metavar="NAME", help="trace, overhead, fidelity, local or parity")
     bench.add_argument("--json", metavar="FILE", help="write the numbers here")

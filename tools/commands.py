@@ -20,6 +20,7 @@ from hgc.strategy import Strategy
 from hgc.tools import models
 from hgc.tools.console import heading, say, stage, table
 from hgc.tools.profile.launch import launch
+from hgc.tools.simulate import simulate_command as simulate_command
 
 PROGRAM, PLAN, PICTURES = "program.py", "plan.json", ("graph.svg", "graph.dot")
 

@@ -2,12 +2,13 @@
 
 from hgc.backends.simulator.engine import play
 from hgc.backends.simulator.result import Simulation, StageMemory
-from hgc.backends.simulator.simulate import Options, simulate
+from hgc.backends.simulator.simulate import USUAL, Options, simulate
 from hgc.backends.simulator.stages import StageProgram
 from hgc.backends.simulator.timeline import Axis, Event, Parts, Timeline
 from hgc.backends.simulator.work import Meeting, Message, Step, Work
 
 __all__ = [
+    "USUAL",
     "Axis",
     "Event",
     "Meeting",

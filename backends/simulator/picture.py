@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 from hgc import records
-from hgc.backends.simulator.result import Simulation, seconds
-from hgc.backends.simulator.timeline import ACTIONS, Event
+from hgc.backends.simulator.numbers import seconds
+from hgc.backends.simulator.timeline import ACTIONS, Event, Timeline
 from hgc.backends.simulator.work import COMPUTE, OPTIMIZER
 from hgc.errors import ArtifactError
 from hgc.schedule.actions import shown_ranks
@@ -19,27 +19,29 @@ AXIS_COLOURS = ("#f58518", "#b279a2", "#eeca3b", "#ff9da6", "#54a24b")
 LABELS = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights", "optimizer": "optimizer", "send": "messages"}
 LEFT, WIDTH, TALL, THIN, GAP, TOP = 130, 1200, 22, 7, 8, 44
 CLOSE = 0.4
-"""Boxes of one colour that are nearer than this, in pixels, are drawn as one."""
+"""Boxes of one colour that are nearer than this, in pixels, are drawn as one, the paler the more of it is empty."""
 
 
 @dataclass(frozen=True)
 class _Box:
+    """``busy``: how many of its pixels are filled."""
+
     x: float
     end: float
     colour: str
     label: str
+    busy: float
 
 
-def save(simulation: Simulation, path: str | Path) -> None:
+def save(timeline: Timeline, path: str | Path) -> None:
     """Write the picture, whole or not at all. Raises :class:`~hgc.errors.ArtifactError` for another format than SVG."""
     if Path(path).suffix != ".svg":
         raise ArtifactError(f"the picture {str(path)!r} would not be SVG; give a name that ends with .svg")
-    records.write_text(path, draw(simulation), "picture", ArtifactError)
+    records.write_text(path, draw(timeline), "picture", ArtifactError)
 
 
-def draw(simulation: Simulation) -> str:
+def draw(timeline: Timeline) -> str:
     """The text of the picture."""
-    timeline = simulation.timeline
     scale = WIDTH / timeline.step_s if timeline.step_s else 0.0
     axes = sorted({event.row for events in timeline.events for event in events} - {ACTIONS, COMPUTE, OPTIMIZER})
     y, shapes = TOP, list[str]()
@@ -50,12 +52,17 @@ def draw(simulation: Simulation) -> str:
         for row in [ACTIONS, *(axis for axis in axes if any(event.row == axis for event in events))]:
             height = TALL if row == ACTIONS else THIN
             shown = [event for event in events if event.row in ((ACTIONS, OPTIMIZER) if row == ACTIONS else (row,))]
-            boxes = _joined(_Box(e.begin_s * scale, e.end_s * scale, *_look(e, axes, used)) for e in shown if e.end_s > e.begin_s)
+            boxes = _joined(_box(e, scale, axes, used) for e in shown if e.end_s > e.begin_s)
             shapes.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{height}" fill="#f4f4f5"/>')
             shapes += [_rectangle(box, y, height) for box in boxes]
             y += height + 1
         y += GAP
-    return "\n".join([*_head(y + 30, simulation, used), *shapes, *_ticks(y, timeline.step_s), "</svg>", ""])
+    return "\n".join([*_head(y + 30, timeline, used), *shapes, *_ticks(y, timeline.step_s), "</svg>", ""])
+
+
+def _box(event: Event, scale: float, axes: Sequence[str], used: dict[str, str]) -> _Box:
+    colour, label = _look(event, axes, used)
+    return _Box(event.begin_s * scale, event.end_s * scale, colour, label, (event.end_s - event.begin_s) * scale)
 
 
 def _look(event: Event, axes: Sequence[str], used: dict[str, str]) -> tuple[str, str]:
@@ -75,7 +82,7 @@ def _joined(boxes: Iterable[_Box]) -> Iterator[_Box]:
     last: _Box | None = None
     for box in boxes:
         if last and not (last.label and box.label) and box.colour == last.colour and box.x - last.end < CLOSE:
-            last = _Box(last.x, max(last.end, box.end), last.colour, last.label or box.label)
+            last = _Box(last.x, max(last.end, box.end), last.colour, last.label or box.label, last.busy + box.busy)
             continue
         if last:
             yield last
@@ -88,9 +95,11 @@ def _rectangle(box: _Box, y: float, height: float) -> str:
     width = max(box.end - box.x, 0.3)
     label = box.label.lstrip("0123456789")[1:]
     shown = label if width > 7 * len(label) + 2 and height == TALL else ""
-    title = f"<title>{escape(box.label)}</title>" if box.label else ""
+    title = f"<title>{escape(box.label)}</title>" if box.label and width > 1 else ""
+    full = min(1.0, box.busy / width)
+    pale = f' opacity="{max(full, 0.2):.2f}"' if height == THIN and full < 0.95 else ""
     edge = ' stroke="white" stroke-width="0.6"' if width > 3 and height == TALL else ""
-    found = f'<rect x="{LEFT + box.x:.2f}" y="{y}" width="{width:.2f}" height="{height}" fill="{box.colour}"{edge}>{title}</rect>'
+    found = f'<rect x="{LEFT + box.x:.2f}" y="{y}" width="{width:.2f}" height="{height}" fill="{box.colour}"{edge}{pale}>{title}</rect>'
     return found + (_text(LEFT + box.x + width / 2, y + 15, shown, "middle", "white") if shown else "")
 
 
@@ -98,12 +107,12 @@ def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#
     return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
 
 
-def _head(height: float, simulation: Simulation, used: dict[str, str]) -> Iterator[str]:
+def _head(height: float, timeline: Timeline, used: dict[str, str]) -> Iterator[str]:
     total = LEFT + WIDTH + 20
     font = 'font-family="Helvetica, Arial, sans-serif" font-size="11"'
     yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" {font}>'
     yield f'<rect width="{total}" height="{height}" fill="white"/>'
-    yield _text(LEFT, 14, f"one step: {seconds(simulation.step_s)}; in a box: the micro-batch")
+    yield _text(LEFT, 14, f"one step: {seconds(timeline.step_s)}; in a box: the micro-batch")
     x = float(LEFT)
     for label, colour in used.items():
         yield f'<rect x="{x}" y="23" width="11" height="11" fill="{colour}"/>' + _text(x + 15, 33, label)
@@ -114,4 +123,4 @@ def _ticks(y: float, step_s: float) -> Iterator[str]:
     for index in range(11):
         x = LEFT + WIDTH * index / 10
         yield f'<line x1="{x}" y1="{TOP - 4}" x2="{x}" y2="{y}" stroke="#999" stroke-width="0.4" stroke-dasharray="2,4"/>'
-        yield _text(x, y + 14, seconds(step_s * index / 10), "middle")
+        yield _text(x, y + 14, seconds(step_s * index / 10), "middle" if index < 10 else "end")

@@ -23,7 +23,7 @@ def optimizer_step(traffic: Traffic, device: Device, optimizer: str, fused: bool
     if optimizer == NONE:
         return Step(0.0, OPTIMIZER, optimizer)
     shares = traffic.shares
-    moved = optimizer_bytes(traffic.program, traffic.strategy, traffic.precision, optimizer, fused=fused, clipping=clip)
+    moved = optimizer_bytes(traffic.program, traffic.strategy, traffic.precision, optimizer, traffic.execution, fused=fused, clipping=clip)
     operators = 1 if fused else 1 + 3 * OPTIMIZER_COPIES[optimizer]
     groups = math.ceil(len(shares.trained) / TENSORS_PER_KERNEL) if device.type == "cuda" else len(shares.trained)
     return Step(optimizer_s(float(moved), device, (operators + CLIP_KERNELS * clip) * groups), OPTIMIZER, optimizer)

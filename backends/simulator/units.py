@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hgc.cost.execution import Execution
 from hgc.cost.shares import Shares
 from hgc.ir.program import STATE, Program
 from hgc.plan import Precision
@@ -35,9 +36,9 @@ class Bucket:
 class Traffic:
     """What moves of a lowered program's state. ``units`` is empty without ZeRO; ``unit_of[position]`` is the unit of a block."""
 
-    def __init__(self, program: Program, strategy: Strategy, precision: Precision) -> None:
-        self.program, self.strategy, self.precision = program, strategy, precision
-        self.shares = Shares(program, strategy, precision)
+    def __init__(self, program: Program, strategy: Strategy, precision: Precision, execution: Execution) -> None:
+        self.program, self.strategy, self.precision, self.execution = program, strategy, precision, execution
+        self.shares = Shares(program, strategy, precision, execution)
 
     @cached_property
     def unit_of(self) -> tuple[int, ...]:

@@ -225,13 +225,28 @@ def counted_flops(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     return formula(*args, **kwargs, out_val=result) if formula is not None else 0
 
 
+def backward_splits(results: list[Tensor], inputs: list[Tensor]) -> bool:
+    """Does every result depend on an input? Else :func:`backward_of_parameters` would miss gradients of those that do not."""
+    from torch.distributed.pipelining import _backward as torch_backward
+
+    node = torch_backward._get_grad_fn_or_grad_acc
+    roots = [found for found in map(node, results) if found is not None]
+    upwards = torch_backward.construct_reverse_graph(roots)
+    dependent, _ = torch_backward.reverse_closure([found for found in map(node, inputs) if found is not None], set(), upwards)
+    return all(root in dependent for root in roots)
+
+
 def backward_of_inputs(
     results: list[Tensor], gradients: list[Tensor], inputs: list[Tensor], parameters: list[nn.Parameter]
 ) -> tuple[list[Tensor | None], Any]:
-    """Gradients of ``inputs`` alone, and what :func:`backward_of_parameters` needs to go on from there; frees what neither needs."""
+    """Gradients of ``inputs`` alone, and what :func:`backward_of_parameters` needs to go on from there; frees what neither needs.
+
+    Only where :func:`backward_splits`.
+    """
     from torch.distributed.pipelining._backward import stage_backward_input
 
-    found, rest = stage_backward_input(results, gradients, inputs, iter(parameters))
+    own = [result.clone() if result._is_view() else result for result in results]  # they are detached in place, which views cannot be
+    found, rest = stage_backward_input(own, gradients, inputs, iter(parameters))
     return list(found), rest
 
 

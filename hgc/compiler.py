@@ -154,7 +154,7 @@ def real_state(model: nn.Module) -> dict[str, torch.Tensor]:
 class Executable:
     """A compiled model: the distributed program, the plan it follows, and the model it equals.
 
-    Of a pipeline ``program`` is the traced whole, and ``pipeline`` holds the distributed stages.
+    Of a pipeline ``program`` is the traced whole, and ``stages`` holds its distributed parts.
     """
 
     program: Program
@@ -163,13 +163,13 @@ class Executable:
     model: nn.Module
     example_inputs: dict[str, Any]
     loss: Callable[..., torch.Tensor] | None = None
-    pipeline: torchrun.Pipeline | None = None
+    stages: torchrun.Pipeline | None = None
 
     @property
     def code(self) -> str:
         """The source of ``program.py``."""
-        if self.pipeline is not None:
-            return torchrun.emit_stages(self.pipeline.stages, self.plan, self.pipeline.schedule)
+        if self.stages is not None:
+            return torchrun.emit_stages(self.stages.stages, self.plan, self.stages.schedule)
         return torchrun.emit(self.program, self.plan)
 
     def save(self, directory: str | Path, weights: bool = False) -> Path:
@@ -179,7 +179,7 @@ class Executable:
         """
         target = Path(directory)
         with torchrun.staged(target) as staging:
-            torchrun.write(staging, self.program, self.plan, self.pipeline)
+            torchrun.write(staging, self.program, self.plan, self.stages)
             self.draw(staging / "graph.svg")
             reference = parity.pack(self.model, self.example_inputs, self.loss)
             if reference is not None:

@@ -19,7 +19,8 @@ Result = TypeVar("Result")
 def run_ranks(world: int, fn: Callable[[int], Result], timeout_s: float = 60.0, seed: int = 0) -> list[Result]:
     """Run ``fn(rank)`` on ``world`` threads that form a process group; returns the results in rank order.
 
-    Collectives work, send and recv do not; messages between pipeline stages have a way of their own. Every rank has its own axis table and its own random numbers, in step across ranks.
+    Collectives work, send and recv do not; messages between pipeline stages go through memory. Every rank has its own axis table and its
+    own random numbers, in step across ranks.
     The first exception of a rank is raised here.
     """
     results: dict[int, Result] = {}
@@ -37,6 +38,7 @@ def run_ranks(world: int, fn: Callable[[int], Result], timeout_s: float = 60.0, 
         except BaseException as error:
             failures.append(error)
             abort(error)
+            mailboxes.close()
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -52,6 +54,7 @@ def run_ranks(world: int, fn: Callable[[int], Result], timeout_s: float = 60.0, 
         stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
         if stuck:
             abort(TimeoutError())
+            mailboxes.close()
             raise TimeoutError(f"ranks {stuck} did not return within {timeout_s} s: they wait for a collective that others never enter")
     return [results[rank] for rank in range(world)]
 

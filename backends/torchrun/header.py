@@ -16,7 +16,7 @@ from hgc.backends.torchrun.expressions import sequence
 from hgc.backends.torchrun.layout import indent, split_items, wrapped
 from hgc.backends.torchrun.names import comment, quote
 from hgc.backends.torchrun.sizes import Symbols
-from hgc.ir.placement import Shard
+from hgc.ir.placement import Placement, Shard, zigzag_runs
 from hgc.ir.program import STATE, Program, SymbolInfo
 from hgc.ir.value import value
 from hgc.plan import Plan, Precision
@@ -57,8 +57,19 @@ def legend(program: Program, symbols: Symbols) -> str:
     sizes = f" {listed} of all ranks together." if named else ""
     return (
         f"Comments give the shape of what one rank holds.{sizes} Behind an axis stands where a value lives on it: S(d) split along dim d, "
-        "P a summand, I the same everywhere, R the same everywhere while its gradient is still a summand."
+        f"{_zigzag(program)}P a summand, I the same everywhere, R the same everywhere while its gradient is still a summand."
     )
+
+
+def _zigzag(program: Program) -> str:
+    ranks = next((program.mesh[axis] for node in program.inputs() for axis, p in value(node).placements if _in_zigzag(p)), 0)
+    if not ranks:
+        return ""
+    return f"S(d,zigzag) split so that rank r has chunks r and {2 * ranks - 1} - r of {2 * ranks} (equal work under a causal mask), "
+
+
+def _in_zigzag(placement: Placement) -> bool:
+    return isinstance(placement, Shard) and zigzag_runs(placement.parts) is not None
 
 
 def paragraph(text: str, first: str = "") -> list[str]:

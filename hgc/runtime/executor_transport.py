@@ -86,6 +86,13 @@ class Mailboxes:
     timeout_s: float = 60.0
     changed: threading.Condition = field(default_factory=threading.Condition)
     sent: defaultdict[tuple[int, int], list[Tensor | None]] = field(default_factory=lambda: defaultdict(list))
+    closed: bool = False
+
+    def close(self) -> None:
+        """A rank has failed: the others wait no longer, and end."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
 
     def of(self, rank: int) -> Mailbox:
         """The transport of one rank."""
@@ -130,7 +137,10 @@ class _Awaited:
 
     def wait(self) -> object:
         with self.shared.changed:
-            if not self.shared.changed.wait_for(self.is_completed, self.shared.timeout_s):
+            arrived = self.shared.changed.wait_for(lambda: self.shared.closed or self.is_completed(), self.shared.timeout_s)
+            if self.shared.closed:
+                raise SystemExit("another rank has failed")
+            if not arrived:
                 raise TimeoutError(
                     f"rank {self.pair[1]} waited {self.shared.timeout_s:.0f} s for message {self.number} of rank {self.pair[0]}"
                 )

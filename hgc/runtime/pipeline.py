@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from hgc.errors import ArtifactError, PlanError
 from hgc.ir.ops.collectives import sum_over
 from hgc.ir.ops.groups import describe
-from hgc.runtime import batches, checkpoint
+from hgc.runtime import batches, checkpoint, weights
 from hgc.runtime.executor import Executor
 from hgc.runtime.executor_exchange import side
 from hgc.runtime.executor_messages import Link, Shape
 from hgc.runtime.executor_transport import open_transport
 from hgc.runtime.mesh import part_mesh, pick_device, start
-from hgc.runtime.modules import Model
+from hgc.runtime.modules import Declaration, Model
 from hgc.runtime.pipeline_info import PipelineInfo
 from hgc.runtime.pipeline_stage import StageTrainer
 from hgc.runtime.pipeline_tied import TiedGradients
@@ -66,7 +66,7 @@ class PipelineTrainer:
                 part = part_mesh(stage.mesh, stage.first_rank, self.mesh.rank, self.mesh.device)
                 self._stages[index] = StageTrainer(stages[index], plan, index, part, state=values, **options)
         self._dtypes = next(iter(self._stages.values())).dtypes
-        self._holders, self._kinds = _survey(stages, plan)
+        self._holders, self._declared = _survey(stages, plan)
         self._tied = TiedGradients(self._holders, plan, self._stages, transport, self.mesh)
 
     # -- training ---------------------------------------------------------------------------------------------------------------------
@@ -160,8 +160,7 @@ class PipelineTrainer:
         """Whole gradients under the user's names, ``None`` where there is none; all ranks must call it."""
         found = {index: stage.full_gradients() for index, stage in self._stages.items()}
         known = self._from_all({index: {n: g for n, g in theirs.items() if g is not None} for index, theirs in found.items()})
-        parameters = [name for name, kind in self._kinds.items() if kind == "parameter"]
-        return {name: known.get(name) for name in parameters}
+        return {name: known.get(name) for name, declared in self._declared.items() if declared.kind == "parameter"}
 
     def _from_all(self, own: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """What each stage has of what it holds first, on every rank."""
@@ -211,13 +210,25 @@ class PipelineTrainer:
                 first[name] = found
                 if parameter is not None:
                     parameters[name] = parameter
-        elsewhere = [name for name, kind in self._kinds.items() if kind != "constant"]
+        elsewhere = [name for name, declared in self._declared.items() if declared.persistent]
         step = checkpoint.load(Path(path), list(first.values()), parameters, optimizer, self._names(), elsewhere)
         for found, name, parameter in copies:
             found.local.copy_(first[name].local)
             if parameter is not None and optimizer is not None and parameters[name] in optimizer.state:
                 optimizer.state[parameter] = copy.deepcopy(optimizer.state[parameters[name]])
         return step
+
+    def export(self, path: str | Path) -> None:
+        """Write parameters and persistent buffers to a ``.safetensors`` file, whole, under the names and in the dtypes of the user's model.
+
+        Of tied names one is written, as Hugging Face does. Rank 0 writes, all ranks must call it. Raises ``ArtifactError``.
+        """
+        weights.check_export(Path(path))
+        found = self.full_state_dict()
+        if self.mesh.rank == 0:
+            kept = {name: tensor for name, tensor in found.items() if name not in self.plan.tied}
+            weights.write_weights(Path(path), {name: tensor.to("cpu", self._declared[name].dtype) for name, tensor in kept.items()})
+        dist.barrier()
 
     def _names(self) -> dict[nn.Parameter, str]:
         """The user's name of every parameter of this rank, copies too."""
@@ -236,17 +247,17 @@ def links_of(plan: PipelineInfo) -> list[Link]:
     return links
 
 
-def _survey(stages: Stages, plan: PipelineInfo) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Of all stages' state, without its memory: name -> the stages that hold it, and what checkpoints hold of it -> its kind."""
+def _survey(stages: Stages, plan: PipelineInfo) -> tuple[dict[str, tuple[int, ...]], dict[str, Declaration]]:
+    """Of all stages' state, without its memory: name -> the stages that hold it, and how the first declares it."""
     holders: dict[str, tuple[int, ...]] = {}
-    kinds: dict[str, str] = {}
+    declarations: dict[str, Declaration] = {}
     for index, made in enumerate(stages):
         model = made()
         model.tie(plan.tied)
         for name, (declared, _) in model.declarations().items():
             holders[name] = (*holders.get(name, ()), index)
-            kinds[name] = declared.kind if declared.persistent else "constant"
-    return holders, kinds
+            declarations.setdefault(name, declared)
+    return holders, declarations
 
 
 def make_trainer(model: Callable[[], Model] | Stages, plan: PlanInfo, **options: Any) -> Trainer | PipelineTrainer:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from hgc._torch_compat import backward_of_inputs, backward_of_parameters, settled
+from hgc._torch_compat import backward_of_inputs, backward_of_parameters, backward_splits, settled
 from hgc.runtime.batches import local_batch
 from hgc.runtime.checkpoint import Stored
 from hgc.runtime.fsdp import before_micro_batch, release_gathered
@@ -56,6 +56,7 @@ class StageTrainer(Trainer):
         self.index, self.stage = index, plan.stages[index]
         self._values = plan.values
         self._work = _Work([], False, 0)
+        self._splits: bool | None = None
 
     # -- a step -----------------------------------------------------------------------------------------------------------------------
 
@@ -114,13 +115,21 @@ class StageTrainer(Trainer):
         return self._handed_back(alive)
 
     def backward_inputs(self, micro_batch: int, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A stage that hands nothing back leaves everything to ``backward_weights``."""
+        """A stage that hands nothing back leaves everything to ``backward_weights``; one with a result that depends on parameters alone,
+        or with sharded parameters, does everything now."""
         alive = self._work.alive[micro_batch]
         inputs = [tensor for tensor in alive.received.values() if tensor.requires_grad]
         if not inputs:
             alive.rest = gradients
             return {}
         results, given = self._differentiable(alive, gradients)
+        if self._splits is None:
+            # parameters that FSDP2 gathers are other tensors in each forward, which their gradients would not find afterwards
+            self._splits = not isinstance(self.model, FSDPModule) and backward_splits(results, inputs)
+        if not self._splits:
+            back = self.backward(micro_batch, gradients)
+            self._work.alive[micro_batch] = _Alive({}, {})
+            return back
         with self.mesh.active():
             found, rest = backward_of_inputs(results, given, inputs, self._trained())
         for tensor, gradient in zip(inputs, found, strict=True):
@@ -131,6 +140,8 @@ class StageTrainer(Trainer):
 
     def backward_weights(self, micro_batch: int) -> None:
         alive = self._work.alive.pop(micro_batch)
+        if self._splits is False:
+            return  # done with the inputs
         self._before_gradients()
         if alive.results:
             self._whole_backward(alive, alive.rest)

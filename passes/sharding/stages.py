@@ -70,6 +70,34 @@ def stage_plan(plan: Plan, stage: int) -> Plan:
     return replace(plan, strategy=plan.strategies[stage], stages=())
 
 
+def unsplit_reason(stage: Program, plan: Plan) -> str:
+    """Why the stage's backward is not split into inputs and weights, where the schedule would have it so; ``""`` if it is."""
+    received = {node for node in stage.inputs() if info(node).role == RECEIVED and value(node).requires_grad}
+    if not plan.schedule.startswith("zb") or not received:
+        return ""
+    if plan.strategy.zero:
+        return (
+            f"{stage.name} does its whole backward at once in {plan.schedule}: with zero {plan.strategy.zero} weights are gathered for it"
+        )
+    origin = _Origin(stage, {})
+    for name, node in zip(stage.results, stage.outputs(), strict=False):
+        if value(node).requires_grad and not _reaches(origin, node, received):
+            return f"{stage.name} does its whole backward at once in {plan.schedule}: its result {name!r} depends on no other stage"
+    return ""
+
+
+def _reaches(origin: _Origin, node: fx.Node, targets: set[fx.Node]) -> bool:
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        current = waiting.pop()
+        if current in targets:
+            return True
+        if current.op == "call_function" and current not in seen:
+            seen.add(current)
+            waiting.extend(origin.sources(current))
+    return False
+
+
 def _owners(program: Program, plan: Plan) -> dict[fx.Node, int]:
     """Block node -> stage."""
     blocks = [block.node for block in program.blocks()]

@@ -49,7 +49,7 @@ class Steps:
 def measure(case: Case) -> Steps:
     """Train for a few steps: forward, backward, gradients summed, AdamW."""
     model, plan = torchrun.load_model(Path(case.folder))
-    trainer = runtime.Trainer(model, plan, state=MODELS[case.model](case.size).state_dict(), device="cpu")
+    trainer = runtime.make_trainer(model, plan, state=MODELS[case.model](case.size).state_dict(), device="cpu")
     optimizer = baselines.make_optimizer(list(trainer.parameters()))
     taken: list[float] = []
     before = 0.0

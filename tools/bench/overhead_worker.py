@@ -83,7 +83,7 @@ def _timed(step: Step, batch: Batch, into: list[tuple[float, float]]) -> Tensor:
 def _emitted(case: Case) -> Step:
     model, plan = torchrun.load_model(Path(case.folder))
     state = MODELS[case.model](case.size).state_dict()
-    trainer = runtime.Trainer(model, plan, state=state, device="cpu")
+    trainer = runtime.make_trainer(model, plan, state=state, device="cpu")
     optimizer = baselines.make_optimizer(list(trainer.parameters()))
 
     def step(batch: Batch) -> Tensor:

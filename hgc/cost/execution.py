@@ -20,6 +20,7 @@ class Execution:
             layout; hgc's own gather and scatter along the sequence copy.
         regathers: what is gathered in front of a product is not kept for backward but gathered again, as in Megatron-LM's sequence
             parallelism.
+        recompute_written_attention: selective recomputation also repeats attention that a model writes out in operators of its own.
         recompute_stops_early: a recomputed block stops at the last operator that saves something, as ``torch.utils.checkpoint`` does
             without reentrance; Megatron-LM runs the whole block again.
         overlap_gradients: sums of gradients run beside the last backward; without, all of them follow it.
@@ -41,6 +42,7 @@ class Execution:
     launch_free: bool = False
     copy_free_collectives: bool = False
     regathers: bool = False
+    recompute_written_attention: bool = False
     recompute_stops_early: bool = True
     overlap_gradients: bool = True
     state_ahead: bool = False

@@ -119,7 +119,7 @@ def memory(
         raise HgcError(f"the optimizer {optimizer!r} is not known; expected one of {', '.join(OPTIMIZER_COPIES)}")
     strategy = strategy or plan.strategy
     shares = Shares(program, strategy, plan.precision, execution)
-    recompute = {name: strategy.recompute for name in costs.bodies if name not in costs.with_loss}
+    recompute = dict.fromkeys(costs.repeated, strategy.recompute)
     kept = program_retained(program, costs.bodies, recompute, execution)
     per_batch = _Split(program, micro_batches)
     loss = [costs.bodies[name].largest_step_bytes for name in costs.with_loss]

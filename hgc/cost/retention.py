@@ -50,7 +50,7 @@ def retained(body: BodyCost, recompute: str = "none", execution: Execution = EAG
         inputs = tuple(position for position, is_state in enumerate(body.state) if not is_state)
         return Retained(ZERO, inputs, (False,) * len(body.outputs), _inside(body, whole))
     if recompute == "selective":
-        kept = _kept(_without_core(body), execution)
+        kept = _kept(_without_core(body, execution), execution)
         again = sympy.Add(*(size for memory, size in whole.items() if memory not in kept))
         return _retained(body, kept, again)
     return _retained(body, whole, ZERO)
@@ -85,9 +85,9 @@ def _retained(body: BodyCost, kept: Mapping[str, Size], again: Size) -> Retained
     return Retained(_inside(body, kept), inputs, tuple(output.memory in kept for output in body.outputs), again)
 
 
-def _without_core(body: BodyCost) -> BodyCost:
+def _without_core(body: BodyCost, execution: Execution) -> BodyCost:
     """Operators of the attention core need what enters the core, and nothing of their own."""
-    core = attention_core(body)
+    core = attention_core(body, execution.recompute_written_attention)
     made = {found.memory for node in body.nodes if node.name in core for found in node.results}
     sizes = {found.memory: found.bytes for found in body.inputs}
     for node in body.nodes:

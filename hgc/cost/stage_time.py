@@ -94,7 +94,7 @@ class StageTimes:
 
     ``strategy.recompute`` says what backward runs again, ``precision.products`` in which type products of linear layers run: then their
     operands are quantised, in memory-bound kernels; the block with the loss (the output projection) keeps its type, as do attention and
-    norms. The block with the loss is never run again: its backward follows its forward at once.
+    norms. Only blocks that repeat are run again, as the transform has it.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class StageTimes:
             works = fused_work(body) if execution.fused else eager_work(body)
             works = tuple(without_copies(work) for work in works) if execution.copy_free_collectives else works
             works = regathering(body, works) if execution.regathers else works
-            again = run_again(body, works, strategy.recompute, execution.recompute_stops_early) if name not in costs.with_loss else ()
+            again = run_again(body, works, strategy.recompute, execution) if name in costs.repeated else ()
             self._steps[name] = self._builder.add(works, again, narrow=name not in costs.with_loss)
         self._evaluate = self._builder.compiled(self.symbols)
 

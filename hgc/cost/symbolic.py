@@ -214,7 +214,8 @@ class ProgramCosts:
 
     ``saved_bytes`` counts memory that several blocks share once, and leaves out parameters, buffers and the batch (``saved_batch_bytes``).
     ``parameter_bytes``: the rank's part of all parameters, each once. ``notes``: what could not be measured and how it was counted.
-    ``with_loss``: the bodies that compute the loss; a pipeline stage may have none.
+    ``with_loss``: the bodies that compute the loss; a pipeline stage may have none. ``repeated``: the bodies of blocks that follow one
+    another (``layers.3``), which recomputation applies to.
     """
 
     bodies: Mapping[str, BodyCost]
@@ -226,6 +227,7 @@ class ProgramCosts:
     buffer_bytes: Size
     notes: tuple[str, ...] = ()
     with_loss: frozenset[str] = frozenset()
+    repeated: frozenset[str] = frozenset()
 
     def total(self, quantity: Callable[[BodyCost], Size]) -> Size:
         """The sum over all blocks."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from hgc.cost.execution import Execution
 from hgc.cost.kernels import NO_KERNELS, Kernels
 from hgc.cost.symbolic import BodyCost, Communication, NodeCost
 from hgc.ir.value import Size
@@ -88,19 +89,23 @@ def regathering(body: BodyCost, work: tuple[Work, ...]) -> tuple[Work, ...]:
     return tuple(found)
 
 
-def run_again(body: BodyCost, work: tuple[Work, ...], recompute: str, stops_early: bool) -> tuple[Work, ...]:
+def run_again(body: BodyCost, work: tuple[Work, ...], recompute: str, execution: Execution) -> tuple[Work, ...]:
     """What backward runs again: everything (up to the last step that keeps something), the core of attention, or nothing."""
     if recompute == "full":
-        last = max((index for index, each in enumerate(work) if each.keeps), default=-1) if stops_early else len(work) - 1
+        last = (
+            max((index for index, each in enumerate(work) if each.keeps), default=-1) if execution.recompute_stops_early else len(work) - 1
+        )
         return work[: last + 1]
     if recompute == "selective":
-        core = attention_core(body)
+        core = attention_core(body, execution.recompute_written_attention)
         return tuple(each for each in work if set(each.nodes) <= core)
     return ()
 
 
-def attention_core(body: BodyCost) -> frozenset[str]:
-    """Operators from the first product of two activations to the last one, and fused attention."""
+def attention_core(body: BodyCost, written_out: bool) -> frozenset[str]:
+    """Fused attention; ``written_out``: also operators from the first product of two activations to the last one."""
+    if not written_out:
+        return frozenset(node.name for node in body.nodes if node.forward.attentions)
     mixing = {n.name for n in body.nodes if n.forward.attentions or any(not product.linear for product in n.forward.products)}
     after = _reached(body.nodes, mixing)
     before = _reaching(body.nodes, mixing)

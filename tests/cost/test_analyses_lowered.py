@@ -26,6 +26,7 @@ _RAW = {
     "all_gather_flat": "all_gather",
     "reduce_scatter_flat": "reduce_scatter",
     "all_to_all_flat": "all_to_all",
+    "start_shift": "send",
 }
 
 
@@ -62,9 +63,9 @@ def _by_axis(found: tuple[Communication, ...], sizes: Any) -> tuple[dict[tuple[s
 @pytest.mark.parametrize(
     ("family", "plans"),
     [
-        ("llama", ("dp2 tp2",)),
+        ("llama", ("dp2 tp2", "cp2 sp2")),
         ("gpt2", ("tp4 no-vocab-parallel",)),
-        ("bert", ("tp2 no-sequence-parallel",)),
+        ("bert", ("tp2 no-sequence-parallel", "cp4")),
         ("t5", ("dp2 tp2",)),
         ("vit", ("dp2 tp2",)),
         ("cnn", ("dp4",)),

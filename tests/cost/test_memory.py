@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,21 @@ import torch
 from hgc import runtime as rt
 from hgc.backends import torchrun
 from hgc.backends.parity.threads import run_ranks
-from hgc.cost.memory import Memory, memory
+from hgc.cluster import Cluster
+from hgc.cost.execution import Execution
+from hgc.cost.memory import Memory, Reserve, memory, reserve_of
 from hgc.cost.symbolic import Formulas, exact, largest
 from hgc.errors import HgcError
 from hgc.ir.program import Program
-from hgc.plan import Plan
+from hgc.plan import Plan, Precision
+from hgc.runtime.state import plain
 from tests.cost.small import FAMILIES, costs, lowered, lowered_costs, state_of, traced
 
+MEGATRON = Execution(autocast=False)
 
-def allocated(family: str, program: Program, plan: Plan, folder: Path) -> list[dict[str, int]]:
-    """Bytes of each rank after a step of AdamW."""
+
+def allocated(family: str, program: Program, plan: Plan, folder: Path, precision: Precision) -> list[dict[str, int]]:
+    """Bytes of each rank after a step of AdamW; parameters with the copies that the model computes with."""
     torchrun.write(folder, program, plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -30,13 +36,13 @@ def allocated(family: str, program: Program, plan: Plan, folder: Path) -> list[d
     batch = FAMILIES[family][1](4, 16)
 
     def rank_main(rank: int) -> dict[str, int]:
-        trainer = rt.Trainer(model, info, state=state, device="cpu")
+        trainer = rt.Trainer(model, info, state=state, device="cpu", precision=precision)
         optimizer = torch.optim.AdamW(trainer.parameters())
         trainer.step(batch)
         optimizer.step()
         moments = [t for kept in optimizer.state.values() for t in kept.values() if t.dim() > 0]
         return {
-            "parameters": sum(p.nbytes for p in trainer.parameters()),
+            "parameters": _distinct_bytes([t for share in trainer._shares.values() for t in (share.parameter, plain(share.held))]),
             "gradients": sum(p.grad.nbytes for p in trainer.parameters() if p.grad is not None),
             "optimizer": sum(t.nbytes for t in moments),
             "buffers": sum(t.nbytes for t in trainer._buffers.values()),
@@ -46,18 +52,84 @@ def allocated(family: str, program: Program, plan: Plan, folder: Path) -> list[d
     return run_ranks(plan.devices, rank_main)
 
 
-CASES = [("llama", "dp2 tp2"), ("llama", "dp2 zero3"), ("gpt2", "dp2 zero3"), ("gpt2", "dp2 tp2 zero3"), ("cnn", "dp2")]
+def _distinct_bytes(tensors: list[torch.Tensor]) -> int:
+    return sum({t.data_ptr(): t.nbytes for t in tensors if t.numel()}.values())
 
 
-@pytest.mark.parametrize(("family", "text"), CASES)
-def test_state_is_what_a_trainer_allocates(family: str, text: str, tmp_path: Path) -> None:
+WIDE = Precision()
+AUTOCAST = Precision(compute="bfloat16", parameters="float32")
+MASTER = Precision(parameters="bfloat16", master="float32", gradients="float32")
+NARROW = Precision(parameters="bfloat16")
+CASES = [
+    ("llama", "dp2 tp2", WIDE),
+    ("llama", "dp2 zero3", WIDE),
+    ("gpt2", "dp2 zero3", WIDE),
+    ("gpt2", "dp2 tp2 zero3", WIDE),
+    ("cnn", "dp2", WIDE),
+    ("llama", "dp2 zero1", WIDE),
+    ("gpt2", "dp4 zero2", WIDE),
+    ("gpt2", "dp2", MASTER),
+    ("gpt2", "dp2", NARROW),
+    ("gpt2", "dp2 zero3", AUTOCAST),
+    ("gpt2", "dp2 zero1", MASTER),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "precision"), CASES)
+def test_state_is_what_a_trainer_allocates(family: str, text: str, precision: Precision, tmp_path: Path) -> None:
     program, plan = lowered(family, text)
-    found = memory(program, plan, costs(family))
-    ranks = allocated(family, program, plan, tmp_path)
-    for term in ("parameters", "gradients", "optimizer", "buffers"):
+    found = memory(program, replace(plan, precision=precision), costs(family))
+    ranks = allocated(family, program, plan, tmp_path, precision)
+    assert exact(found.parameters + found.master, {}) == max(rank["parameters"] for rank in ranks)
+    for term in ("gradients", "optimizer", "buffers"):
         assert exact(getattr(found, term), {}) == max(rank[term] for rank in ranks), term
     if not plan.strategy.zero:
         assert exact(found.communication, {}) == ranks[0]["bucket"]
+
+
+def test_bytes_of_a_parameter_in_mixed_precision() -> None:
+    """Megatron-LM's 2 + 4 + 4 + 8, sharded over data parallel ranks what ZeRO shards, and FSDP's 4 + 4 + 8 of a share."""
+    program, plan = lowered("llama", "dp2")
+    numbers = sum(int(entry.value.numel) for entry in program.state.values() if entry.kind == "parameter")
+
+    def state(zero: int, precision: Precision, micro_batches: int = 1) -> dict[str, float]:
+        strategy = replace(plan.strategy, zero=zero)
+        terms = memory(
+            program, replace(plan, precision=precision), costs("llama"), "adamw", micro_batches, strategy=strategy, execution=MEGATRON
+        )
+        return {name: int(getattr(terms, name)) / numbers for name in ("parameters", "master", "gradients", "optimizer", "gathered")}
+
+    assert state(0, MASTER) == {"parameters": 2, "master": 4, "gradients": 4, "optimizer": 8, "gathered": 0}
+    assert state(1, MASTER, 4) == {"parameters": 2, "master": 0, "gradients": 2 + 4, "optimizer": 4, "gathered": 2}
+    assert state(2, MASTER, 4) == {"parameters": 2, "master": 0, "gradients": 2, "optimizer": 4, "gathered": 2}
+    fsdp = state(3, Precision(compute="bfloat16", parameters="float32"))
+    assert (fsdp["parameters"], fsdp["gradients"], fsdp["optimizer"]) == (2, 2, 4)
+    assert fsdp["gathered"] == state(3, WIDE)["gathered"] / 2
+
+
+def test_activations_in_flight_and_recomputed() -> None:
+    (program, plan), measured = lowered("gpt2", "dp2 tp2"), lowered_costs("gpt2", "dp2 tp2")
+    one, four = memory(program, plan, measured), memory(program, plan, measured, in_flight=4)
+    assert four.activations == sympy.expand(4 * one.activations)
+    assert (one.recomputed, four.workspace, four.optimizer) == (0, one.workspace, one.optimizer)
+    block = measured.bodies["GPT2Block"]
+    full = memory(program, plan, measured, strategy=replace(plan.strategy, recompute="full"))
+    assert full.recomputed == block.saved_bytes
+    assert one.activations - full.activations == 3 * block.saved_bytes
+    sizes = dict.fromkeys(measured.symbols, 16)
+    core = memory(program, plan, measured, strategy=replace(plan.strategy, recompute="selective"))
+    assert exact(full.activations, sizes) < exact(core.activations, sizes) < exact(one.activations, sizes)
+    assert exact(core.activations + 3 * core.recomputed, sizes) == exact(one.activations, sizes)
+
+
+def test_what_the_device_takes_for_itself() -> None:
+    (program, plan), measured = lowered("gpt2", "dp2 tp2"), lowered_costs("gpt2", "dp2 tp2")
+    none = memory(program, plan, measured, reserve=reserve_of(Cluster.local(1).nodes[0].device))
+    some = memory(program, plan, measured, reserve=Reserve(1000, 100, 0.5))
+    sizes = dict.fromkeys(measured.symbols, 16)
+    assert none.reserve == 0
+    assert exact(some.reserve, sizes) == 1000 + 3 * 100 + exact(some.activations, sizes) // 2
+    assert reserve_of(Cluster.preset("h100").nodes[0].device).context_bytes > 2**29
 
 
 def test_terms_of_a_plan_are_expressions_in_its_sizes() -> None:
@@ -71,14 +143,16 @@ def test_terms_of_a_plan_are_expressions_in_its_sizes() -> None:
     assert found.logits.subs({b: 2, s: 1}) >= 2 * 4 * 128 * rows.subs({b: 2, s: 1})
     assert found.total == sympy.expand(
         found.parameters
+        + found.master
         + found.buffers
+        + found.reserve
         + found.gradients
         + found.optimizer
         + found.activations
         + found.batch
         + found.gathered
         + found.communication
-        + largest([found.logits, found.workspace])
+        + largest([found.logits, found.workspace + found.recomputed])
     )
 
 
@@ -110,6 +184,7 @@ def test_other_optimizers() -> None:
 def test_terms_evaluate_for_many_sizes_at_once() -> None:
     (program, plan), measured = lowered("llama", "dp2 tp2"), lowered_costs("llama", "dp2 tp2")
     values = Formulas(memory(program, plan, measured).expressions(), measured.symbols)({"b": [4, 8], "s": 16})
-    terms = [values[name] for name in values if name not in ("total", "logits", "workspace")]
-    expected = sum(terms) + [max(pair) for pair in zip(values["logits"], values["workspace"], strict=True)]
+    terms = [values[name] for name in values if name not in ("total", "logits", "workspace", "recomputed")]
+    passing = zip(values["logits"], values["workspace"] + values["recomputed"], strict=True)
+    expected = sum(terms) + [max(pair) for pair in passing]
     assert values["total"].tolist() == expected.tolist()

@@ -26,7 +26,7 @@ from hgc.strategy import Strategy
 from hgc.tracing import trace
 
 SAMPLE = Path(__file__).parent / "samples" / "activation_memory_korthikanti.csv"
-MEGATRON = Execution(fused=True, autocast=False, regathers=True, recompute_stops_early=False)
+MEGATRON = Execution(fused=True, autocast=False, regathers=True, recompute_written_attention=True, recompute_stops_early=False)
 """Fused softmax with mask and scale, fused bias and GELU, layer norms that keep their input, parts of sequences gathered again."""
 SEQUENCE = 2048
 

@@ -28,7 +28,8 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         function,
         *args,
         use_reentrant=False,
-        preserve_rng_state=not random.has_own_root(),
+        # ranks that are threads share torch's own generators: to restore one for this rank would disturb the others
+        preserve_rng_state=not (random.has_own_root() and groups.is_distributed()),
         context_fn=lambda: (nullcontext(), again),
         **kwargs,
     )

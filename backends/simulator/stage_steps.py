@@ -109,7 +109,9 @@ class StageWork:
             unit = self.unit_of[position]
             if unit in order:
                 yield from self._whole(order, order.index(unit))
-            yield from _block(path, _of_kind(time.backward, kind), self._pieces, self.execution.overlap_products)
+            segments = _of_kind(time.backward, kind)
+            overlaps = self.execution.overlap_products
+            yield from _block(path, _weights_behind(segments) if overlaps else segments, self._pieces, overlaps)
             if scatters and unit != ROOT:
                 yield from self._scatter(unit, waiting)
                 waiting = f"scatter {unit}"
@@ -157,6 +159,25 @@ class StageWork:
 
 def _of_kind(segments: Iterable[Segment], kind: Kind) -> list[Segment]:
     return [segment for segment in segments if kind == "B" or segment.weight == (kind == "W")]
+
+
+def _weights_behind(segments: Iterable[Segment]) -> list[Segment]:
+    """The weights' products of layers whose input's gradient a collective over ``tp`` sums come behind that, not in front of it.
+
+    Between two collectives the first product belongs to the layer that got its gradient from the one before, if there are others.
+    """
+    found: list[Segment] = []
+    run: list[Segment] = []
+    for segment in segments:
+        if segment.collective and segment.axis == "tp":
+            weights = [each for each in run if each.weight]
+            moved = weights[1:] or weights
+            found += [each for each in run if all(each is not other for other in moved)]
+            found += [segment, Segment(sum(each.seconds for each in moved), weight=True)] if moved else [segment]
+            run = []
+        else:
+            run.append(segment)
+    return found + run
 
 
 def _block(path: str, segments: Sequence[Segment], pieces: int, overlaps: bool = False) -> Iterator[Step]:

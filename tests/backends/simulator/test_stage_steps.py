@@ -1,0 +1,121 @@
+"""What overlaps inside an action, on stages made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hgc.backends.simulator import Meeting, Timeline, Work, play
+from hgc.backends.simulator.stage_steps import StageWork
+from hgc.backends.simulator.units import ROOT, Bucket, Unit
+from hgc.cost.execution import EAGER
+from hgc.cost.stage_time import BlockTime, Segment
+from hgc.schedule import Action, Schedule, make
+
+LAYERS = 4
+
+
+def block(name: str, tp: float = 0.0) -> BlockTime:
+    """1 s forward, 1 s for inputs, 1 s for weights, and collectives over tp."""
+    collective = (Segment(tp, "all_reduce", "tp"),) if tp else ()
+    return BlockTime(name, (Segment(1.0), *collective), (Segment(1.0), Segment(1.0, weight=True), *collective))
+
+
+def stage(zero: int = 0, tp: float = 0.0, **options: Any) -> StageWork:
+    """Four layers whose state takes 0.5 s to gather, scatter or sum."""
+    made = StageWork(
+        blocks=tuple((f"layers.{number}", block("Layer", tp)) for number in range(LAYERS)),
+        unit_of=tuple(range(1, LAYERS + 1)) if zero else (ROOT,) * LAYERS,
+        units={unit: Unit(0.5, 0.5) for unit in range(LAYERS + 1)} if zero else {},
+        buckets=() if zero else tuple(Bucket(("dp",), number, 0.5) for number in reversed(range(LAYERS))),
+        zero=zero,
+        axes=("dp",),
+        seconds=lambda kind, axes, bytes_: bytes_,
+        execution=EAGER,
+        runs_ahead=True,
+    )
+    return replace(made, **options)
+
+
+def step(found: StageWork, batches: int = 1) -> Timeline:
+    def steps(action: Action) -> Any:
+        return found.steps(action.kind, first=action.micro_batch == 0, last=action.micro_batch == batches - 1)
+
+    return play(make("1f1b", [[0]], batches), Work(steps, end=(Meeting((0,), found.synchronised()),)))
+
+
+def test_buckets_are_summed_beside_the_blocks_that_follow() -> None:
+    found = step(stage())
+    assert found.step_s == 12 + 0.5  # nothing is left to hide the last one behind
+    assert (found.mean.on("dp").total_s, found.mean.on("dp").exposed_s) == (2.0, 0.5)
+    begins = [event.begin_s for event in found.events[0] if event.row == "dp"]
+    assert begins == [6.0, 8.0, 10.0, 12.0]
+
+
+def test_buckets_wait_for_those_before() -> None:
+    late = (Bucket(("dp",), 0, 0.5), Bucket(("dp",), 3, 0.5))
+    found = step(stage(buckets=late))
+    assert [event.begin_s for event in found.events[0] if event.row == "dp"] == [12.0, 12.5]
+    assert found.step_s == 13.0
+
+
+def test_only_the_last_micro_batch_sums_gradients() -> None:
+    found = step(stage(), batches=3)
+    assert found.step_s == 36 + 0.5
+    assert found.mean.on("dp").total_s == 2.0
+
+
+def test_without_overlap_sums_follow_the_last_backward() -> None:
+    found = step(stage(execution=replace(EAGER, overlap_gradients=False)))
+    assert found.step_s == 12 + 2
+    assert found.mean.on("dp").exposed_s == 2.0
+
+
+def gathers(found: Timeline) -> int:
+    return sum(event.name.startswith("gather") for event in found.events[0])
+
+
+def scatters(found: Timeline) -> int:
+    return sum(event.name.startswith("scatter") for event in found.events[0])
+
+
+@pytest.mark.parametrize(
+    ("zero", "gathered", "scattered"),
+    [(1, 5, 5), (2, 5, 3 * 5), (3, 3 * (5 + 4), 3 * 5)],
+)
+def test_how_often_state_moves_in_three_micro_batches(zero: int, gathered: int, scattered: int) -> None:
+    """As in hgc.runtime.fsdp: whole from the first forward on (1, 2), or while a block runs (3); summed once (1), or each time."""
+    found = step(stage(zero), batches=3)
+    assert (gathers(found), scatters(found)) == (gathered, scattered)
+
+
+def test_units_are_gathered_while_the_one_before_runs() -> None:
+    found = step(stage(3))
+    # exposed: the root and the first unit in front, in backward the last unit, at the end the scatter of the first unit and the root's
+    assert found.step_s == 12 + 0.5 + 0.5 + 0.5 + 0.5 + 0.5
+    in_line = step(stage(3, runs_ahead=False))
+    assert in_line.step_s == 12 + 0.5 * (5 + 4 + 5)
+    assert in_line.mean.on("dp").exposed_s == in_line.mean.on("dp").total_s
+
+
+def test_tensor_parallel_sums_run_beside_weights_where_told() -> None:
+    exposed = step(stage(tp=0.5, buckets=()))
+    assert exposed.step_s == 12 + 8 * 0.5
+    beside = step(stage(tp=0.5, buckets=(), execution=replace(EAGER, overlap_products=True)))
+    assert beside.step_s == 12 + 4 * 0.5
+    assert beside.mean.on("tp").total_s == exposed.mean.on("tp").total_s
+    slow = step(stage(tp=1.5, buckets=(), execution=replace(EAGER, overlap_products=True)))
+    assert slow.step_s == 12 + 4 * 1.5 + 4 * 0.5
+
+
+def test_inputs_and_weights_apart_take_what_they_take_together() -> None:
+    whole, halves = stage(tp=0.5), stage(tp=0.5)
+    together = step(whole).step_s
+    apart = play(
+        Schedule.parse("rank 0: 0F0 0I0 0W0"),
+        Work(lambda action: halves.steps(action.kind, first=True, last=True), end=(Meeting((0,), halves.synchronised()),)),
+    )
+    assert apart.step_s == pytest.approx(together)
+    assert {event.begin_s for event in apart.events[0] if event.row == "dp"} == {13.0, 14.0, 15.0, 16.0}  # sums follow the weights

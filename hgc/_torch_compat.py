@@ -82,6 +82,43 @@ def start_shift(x: Tensor, rank: int, ranks: int, group_name: str) -> Tensor:
     return result
 
 
+def has_fused_attention(q: Tensor, v: Tensor) -> bool:
+    """Can :func:`fused_attention` take q [B, H, S, D] and values like v [B, H, T, E]?"""
+    if q.device.type == "cpu":
+        return q.size(3) == v.size(3) and q.is_floating_point()
+    if q.device.type != "cuda" or q.size(3) != v.size(3) or q.size(3) % 8:
+        return False
+    cuda: Any = torch.backends.cuda
+    return bool(cuda.can_use_flash_attention(cuda.SDPAParams(q, q, q, None, 0.0, False, False)))
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """The flash kernel below autograd: its result, and the logarithm of each row's softmax sum [B, H, S], at least float32."""
+    kernels: Any = torch.ops.aten
+    if q.device.type == "cpu":
+        out, sums = kernels._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        return out, sums
+    out, sums, *_ = kernels._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+    return out, sums
+
+
+def fused_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v; ``out`` and ``sums`` may be those of a softmax over more columns than these."""
+    kernels: Any = torch.ops.aten
+    sums = sums.contiguous()
+    if q.device.type == "cpu":
+        backward = kernels._scaled_dot_product_flash_attention_for_cpu_backward
+        grad_q, grad_k, grad_v = backward(grad, q, k, v, out, sums, 0.0, causal, scale=scale)
+        return grad_q, grad_k, grad_v
+    unused = q.new_empty(0, dtype=torch.int64)  # the state of dropout
+    backward = kernels._scaled_dot_product_flash_attention_backward
+    lengths = q.size(2), k.size(2)
+    grad_q, grad_k, grad_v = backward(grad, q, k, v, out, sums, None, None, *lengths, 0.0, causal, unused, unused, scale=scale)
+    return grad_q, grad_k, grad_v
+
+
 @contextmanager
 def threaded_world() -> Iterator[Any]:
     """Let the threads started inside be the ranks of a process group (backend ``"threaded"``), for tests.

@@ -86,7 +86,8 @@ def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) ->
     program = (pipeline or default_pipeline()).apply(start, plan, lambda program, _: verify_program(program))
     if plan.strategy.zero:
         kept = ZERO_STAGES[plan.strategy.zero].removesuffix(" sharded")
-        program.report.append(f"zero {plan.strategy.zero}: {kept} are sharded over dp when the program runs, not in the graph")
+        axes = " and ".join(axis for axis in plan.strategy.mesh if axis != "tp")
+        program.report.append(f"zero {plan.strategy.zero}: {kept} are sharded over {axes} when the program runs, not in the graph")
     return program
 
 

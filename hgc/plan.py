@@ -158,7 +158,7 @@ class Plan:
     def validate(self, devices: int | None = None, program_hash: str = "") -> None:
         """Raise :class:`PlanError` unless the plan makes sense and fits ``devices`` ranks and the program of that hash."""
         for strategy in self.strategies:
-            if strategy.zero and strategy.dp == 1:
+            if strategy.zero and strategy.dp * strategy.cp * strategy.sp == 1:
                 raise PlanError(
                     f"zero is {strategy.zero} but dp is 1, so there is nothing to shard state over; set dp to 2 or more, or zero to 0"
                 )

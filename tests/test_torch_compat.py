@@ -28,6 +28,13 @@ def test_all_reduce() -> None:
     assert on_world(lambda x, name: compat.all_reduce(x, "max", name))[0].tolist() == [10.0, 11.0, 12.0, 13.0]
 
 
+def test_a_shift_reaches_the_next_rank() -> None:
+    def use(x: Tensor, name: str) -> Tensor:
+        return compat.finished(compat.start_shift(x.view(2, 2), int(x[0]) // 10, 2, name))
+
+    assert [shifted.tolist() for shifted in on_world(use)] == [[10.0, 11.0, 12.0, 13.0], [0.0, 1.0, 2.0, 3.0]]
+
+
 def test_all_reduce_leaves_its_input_alone() -> None:
     def use(x: Tensor, name: str) -> Tensor:
         compat.all_reduce(x, "sum", name)
@@ -143,6 +150,29 @@ def test_trees_are_taken_apart_and_put_together() -> None:
     leaves, structure = compat.flatten_tree(({"a": 1, "b": [2, None]}, 3))
     assert leaves == [1, 2, None, 3]
     assert compat.unflatten_tree([4, 5, 6, 7], structure) == ({"a": 4, "b": [5, 6]}, 7)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
+def test_the_flash_kernel_gives_and_takes_softmax_sums(device: str) -> None:
+    """Columns in two halves: results merged by their sums, gradients from the merged result."""
+    dtype, tolerance = (torch.float64, 1e-12) if device == "cpu" else (torch.bfloat16, 3e-2)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(2, 3, 8, 16, generator=generator, dtype=torch.float64).to(device, dtype) for _ in range(4))
+    assert compat.has_fused_attention(q, v)
+    exact = [x.double().cpu().requires_grad_() for x in (q, k, v)]
+    scores = exact[0] @ exact[1].transpose(2, 3) * 0.3
+    expected = scores.softmax(-1) @ exact[2]
+    wanted = torch.autograd.grad(expected, exact, grad.double().cpu())
+    halves = [compat.fused_attention(q, k[:, :, part], v[:, :, part], False, 0.3) for part in (slice(0, 4), slice(4, 8))]
+    sums = torch.logaddexp(halves[0][1], halves[1][1])
+    out = sum(h[0] * torch.exp(h[1] - sums).unsqueeze(-1).to(dtype) for h in halves)
+    assert isinstance(out, Tensor)
+    torch.testing.assert_close(sums.double().cpu(), scores.logsumexp(-1), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=tolerance, atol=tolerance)
+    parts = [compat.fused_attention_backward(grad, q, k[:, :, p], v[:, :, p], out, sums, False, 0.3) for p in (slice(0, 4), slice(4, 8))]
+    found = (parts[0][0] + parts[1][0], *(torch.cat([parts[0][i], parts[1][i]], 2) for i in (1, 2)))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double().cpu(), b, rtol=tolerance, atol=tolerance)
 
 
 def test_symbolic_sizes_go_through_operators() -> None:

@@ -29,6 +29,8 @@ from tests.families import FAMILIES, llama
 GOLDEN = Path(__file__).parent / "golden"
 PLANS = {
     "llama_dp2_tp2": Plan(Strategy.parse("dp2 tp2")),
+    "llama_cp2": Plan(Strategy.parse("cp2")),
+    "gpt2_sp2_tp2": Plan(Strategy.parse("sp2 tp2")),
     "llama_dp2_recompute": Plan(Strategy.parse("dp2 recompute"), micro_batches=2),
     "gpt2_dp2_zero2": Plan(
         Strategy.parse("dp2 zero2 recompute-selective"), precision=Precision("bfloat16", "bfloat16", "float32", "float32")

@@ -87,7 +87,6 @@ def lowered(name: str, plan: str) -> Program:
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_equal_the_model(name: str) -> None:
     make, plans = CASES[name]
-    program = traced(name)
     torch.manual_seed(0)
     model, batch = make()
     model, batch = model.double(), to_dtype(batch, torch.float64)

@@ -1,6 +1,7 @@
 """Attention of some rows to some columns, as one summand of a softmax over more columns: forward, backward, and how summands merge.
 
-Scores and their softmax are at least float32. Names: B batch, H heads, S rows, T columns.
+torch's flash kernel where it can be had; written out, in at least float32, for biases, soft caps, windows and dropout. Names: B batch,
+H heads, S rows, T columns.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from hgc import _torch_compat as raw
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class Tile:
         q: [B, H, S, D]
         k, v: [B, H, T, D or E]
         bias: broadcastable to [B, H, S, T]; boolean (True = attend) or added
-        allowed: [S, T] boolean, or None where every row attends to every column
+        causal: rows and columns are the same positions, and a row attends to those up to its own
+        allowed: [S, T] boolean, or None where ``causal`` says it all
         kept: [B, H, S, T], the factors of dropout, or None
     """
 
@@ -29,8 +33,15 @@ class Tile:
     scale: float
     softcap: float = 0.0
     bias: Tensor | None = None
+    causal: bool = False
     allowed: Tensor | None = None
     kept: Tensor | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Does the flash kernel know all of it?"""
+        plain = self.bias is None and self.allowed is None and self.kept is None and not self.softcap
+        return plain and raw.has_fused_attention(self.q, self.v)
 
 
 @dataclass(frozen=True)
@@ -48,10 +59,13 @@ def precise(dtype: torch.dtype) -> torch.dtype:
 
 def forward(tile: Tile) -> tuple[Tensor, Tensor]:
     """Result [B, H, S, E] and logarithm of the softmax sum [B, H, S]; zero and minus infinity for rows without a column."""
+    if tile.is_fused:
+        out, sums = raw.fused_attention(tile.q, tile.k, tile.v, tile.causal, tile.scale)
+        return out.to(sums.dtype), sums
     scores, _ = _scores(tile)
     sums = torch.logsumexp(scores, -1)
     weights = _weights(scores, sums)
-    return torch.matmul(_dropped(weights, tile.kept).to(tile.v.dtype), tile.v).to(sums.dtype), sums
+    return torch.matmul(_dropped(weights, tile.kept), tile.v.to(sums.dtype)), sums
 
 
 def merge(out: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,13 +74,18 @@ def merge(out: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> tuple[T
     return out * _share(sums, total) + more * _share(more_sums, total), total
 
 
-def backward(tile: Tile, grad: Tensor, sums: Tensor, delta: Tensor, needs_bias: bool) -> TileGradients:
-    """Gradients from the whole softmax's ``sums`` [B, H, S] and ``delta = sum_e(grad * out)`` [B, H, S]; ``grad`` is [B, H, S, E]."""
+def backward(tile: Tile, grad: Tensor, out: Tensor, sums: Tensor, needs_bias: bool) -> TileGradients:
+    """Gradients from the whole softmax's result ``out`` [B, H, S, E] and its ``sums`` [B, H, S]; ``grad`` is that of ``out``."""
+    if tile.is_fused:
+        grads = raw.fused_attention_backward(grad, tile.q, tile.k, tile.v, out, sums, tile.causal, tile.scale)
+        return TileGradients(*grads, None)
     scores, slope = _scores(tile)
     weights = _weights(scores, sums)
-    grad_v = torch.matmul(_dropped(weights, tile.kept).transpose(2, 3), grad.to(weights.dtype))
-    grad_weights = _dropped(torch.matmul(grad, tile.v.transpose(2, 3)).to(weights.dtype), tile.kept)
-    grad_scores = weights * (grad_weights - delta.unsqueeze(-1))
+    wide = grad.to(weights.dtype)
+    delta = (wide * out).sum(-1, keepdim=True)
+    grad_v = torch.matmul(_dropped(weights, tile.kept).transpose(2, 3), wide)
+    grad_weights = _dropped(torch.matmul(wide, tile.v.to(wide.dtype).transpose(2, 3)), tile.kept)
+    grad_scores = weights * (grad_weights - delta)
     grad_bias = _sum_to(grad_scores, tile.bias) if needs_bias and tile.bias is not None else None
     inner = grad_scores * tile.scale if slope is None else grad_scores * slope * tile.scale
     grad_q = torch.matmul(inner, tile.k.to(inner.dtype))
@@ -76,15 +95,19 @@ def backward(tile: Tile, grad: Tensor, sums: Tensor, delta: Tensor, needs_bias: 
 
 def _scores(tile: Tile) -> tuple[Tensor, Tensor | None]:
     """Masked scores [B, H, S, T], and the slope of the soft cap."""
-    scores = torch.matmul(tile.q, tile.k.transpose(2, 3)).to(precise(tile.q.dtype)) * tile.scale
+    dtype = precise(tile.q.dtype)
+    scores = torch.matmul(tile.q.to(dtype), tile.k.to(dtype).transpose(2, 3)) * tile.scale
     slope = None
     if tile.softcap:
         capped = torch.tanh(scores / tile.softcap)
         scores, slope = capped * tile.softcap, 1 - capped**2
     if tile.bias is not None:
         scores = scores.masked_fill(~tile.bias, -torch.inf) if tile.bias.dtype == torch.bool else scores + tile.bias
-    if tile.allowed is not None:
-        scores = scores.masked_fill(~tile.allowed, -torch.inf)
+    allowed = tile.allowed
+    if tile.causal:
+        allowed = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
     return scores, slope
 
 

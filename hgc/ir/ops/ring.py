@@ -80,7 +80,7 @@ class _Ring(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None, masking: Masking, group: groups.Group
     ) -> Tensor:
-        ring = _Tiles(q, bias, masking, group)
+        ring = RingTiles(q, bias, masking, group)
         dtype = tiles.precise(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.size(3), dtype=dtype)
         sums = q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
@@ -100,17 +100,16 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v, bias, sinks, out, sums = ctx.saved_tensors
-        (grad,) = grads
+        grad = grads[0].contiguous()  # kernels read rows as they lie
         needs_bias = ctx.needs_input_grad[3]
-        ring = _Tiles(q, bias, ctx.masking, ctx.group)
-        delta = (grad.to(sums.dtype) * out).sum(-1)
+        ring = RingTiles(q, bias, ctx.masking, ctx.group)
         grad_q = torch.zeros_like(q, dtype=sums.dtype)
         grad_bias = torch.zeros_like(bias, dtype=sums.dtype) if needs_bias else None
         returning = _Returning(ctx.group)
         for source, keys, values in _travelling(k, v, ctx.group):
             grad_k, grad_v = torch.zeros_like(k, dtype=sums.dtype), torch.zeros_like(v, dtype=sums.dtype)
             for rows, columns, tile in ring.at(source, keys, values):
-                found = tiles.backward(tile, rows.of(grad, 2), rows.of(sums, 2), rows.of(delta, 2), needs_bias)
+                found = tiles.backward(tile, rows.of(grad, 2), rows.of(out, 2), rows.of(sums, 2), needs_bias)
                 rows.of(grad_q, 2).add_(found.q)
                 columns.of(grad_k, 2).add_(_by_group(found.k, k.size(1)))
                 columns.of(grad_v, 2).add_(_by_group(found.v, k.size(1)))
@@ -121,14 +120,14 @@ class _Ring(torch.autograd.Function):
         grad_sinks = None
         if sinks is not None:
             shares = torch.exp(sinks.to(sums.dtype).view(1, -1, 1) - sums)
-            grad_sinks = -(shares * delta).sum((0, 2)).to(sinks.dtype)
+            grad_sinks = -(shares * (grad.to(sums.dtype) * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
         given = (q, k, v, bias)
         found_all = (grad_q, grad_k, grad_v, grad_bias)
         return *(None if g is None else g.to(x.dtype) for g, x in zip(found_all, given, strict=True)), grad_sinks, None, None
 
 
 @dataclass(frozen=True)
-class _Tiles:
+class RingTiles:
     """The tiles of a rank's rows with any rank's columns."""
 
     q: Tensor
@@ -156,7 +155,9 @@ class _Tiles:
         q, k, v = rows.of(self.q, 2), columns.of(k, 2), columns.of(v, 2)
         bias = _bias_part(self.bias, rows, columns) if self.bias is not None else None
         m = self.masking
-        return tiles.Tile(q, k, v, m.scale, m.softcap, bias, self._allowed(rows, columns), self._kept(rows, columns))
+        diagonal = m.causal and not m.window and (rows.start, rows.stop) == (columns.start, columns.stop)
+        allowed = None if diagonal else self._allowed(rows, columns)
+        return tiles.Tile(q, k, v, m.scale, m.softcap, bias, diagonal, allowed, self._kept(rows, columns))
 
     def _allowed(self, rows: Chunk, columns: Chunk) -> Tensor | None:
         causal = self.masking.causal and columns.stop > rows.start + 1
@@ -186,7 +187,7 @@ def _bias_part(bias: Tensor, rows: Chunk, columns: Chunk) -> Tensor:
 
 def _by_group(grad: Tensor, groups_of_heads: int) -> Tensor:
     """Sum the gradients of the query heads that read one key-value head."""
-    return grad.unflatten(1, (groups_of_heads, -1)).sum(2)
+    return torch.unflatten(grad, 1, (groups_of_heads, grad.size(1) // groups_of_heads)).sum(2)
 
 
 def _travelling(k: Tensor, v: Tensor, group: groups.Group) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -195,7 +196,7 @@ def _travelling(k: Tensor, v: Tensor, group: groups.Group) -> Iterator[tuple[int
     for step in range(group.size):
         last = step == group.size - 1
         started = None if last else raw.start_shift(held, group.rank, group.size, group.name)
-        keys, values = held.split([k.numel(), v.numel()])
+        keys, values = torch.split(held, [k.numel(), v.numel()])
         yield (group.rank - step) % group.size, keys.view(k.shape), values.view(v.shape)
         held = held if started is None else raw.finished(started)
 
@@ -219,5 +220,5 @@ class _Returning:
         assert self.started is not None
         assert self.shapes is not None
         k, v = self.shapes
-        grad_k, grad_v = raw.finished(self.started).split([k.numel(), v.numel()])
+        grad_k, grad_v = torch.split(raw.finished(self.started), [k.numel(), v.numel()])
         return grad_k.view(k), grad_v.view(v)

@@ -15,10 +15,12 @@ def check_limits(program: Program, plan: Plan) -> None:
     """Raise :class:`~hgc.errors.ShardingError` if the example's batch or sequence does not divide."""
     strategy = plan.strategy
     for symbol, found in program.symbols.items():
-        if found.meaning == "batch" and found.hint % strategy.dp:
-            near = max(found.hint // strategy.dp, 1) * strategy.dp
+        parts = strategy.dp * plan.micro_batches
+        if found.meaning == "batch" and found.hint % parts:
+            near = max(found.hint // parts, 1) * parts
+            what = f"dp={strategy.dp}" if plan.micro_batches == 1 else f"dp={strategy.dp} times {plan.micro_batches} micro-batches"
             raise ShardingError(
-                f"the batch ({symbol}) is {found.hint}, which dp={strategy.dp} does not divide; use a global batch of {near} or another dp"
+                f"the batch ({symbol}) is {found.hint}, which {what} does not divide; use a global batch of {near} or another dp"
             )
     multiple = _sequence_multiple(program, strategy)
     for symbol in sequence_symbols(program):

@@ -1,0 +1,88 @@
+"""Emitted pipelines against the unmodified model: every schedule, like and unlike stages, skip edges and tied embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import hgc
+from tests.distributed.pipelines import MakePlan, check_parity, even, subject, unlike
+from tests.families import FAMILIES
+
+FAMILY = ("gpt2", "llama", "t5")
+
+SCHEDULES: dict[str, MakePlan] = {
+    "pp2 gpipe": even(2, schedule="gpipe", micro_batches=4),
+    "pp4 1f1b": even(4, micro_batches=4),
+    "pp2 interleaved": even(2, schedule="interleaved", virtual=2, micro_batches=4),
+    "pp4 zb-h1": even(4, schedule="zb-h1", micro_batches=4),
+    "pp2 x tp2 zb-h1": even(2, "tp2", "zb-h1"),
+}
+UNLIKE: dict[str, MakePlan] = {
+    "pp2 x dp2": even(2, "dp2"),
+    "tp2 -> dp2": unlike("tp2", "dp2"),
+    "4 + 2 + 2": unlike("dp2 tp2", "tp2", "dp2"),
+}
+MORE: dict[str, MakePlan] = {
+    "pp2 x tp2": even(2, "tp2"),
+    "pp2 x dp2 interleaved": even(2, "dp2", "interleaved", virtual=2),
+    "dp2 -> tp2": unlike("dp2", "tp2"),
+    "1 + 2 + 1": unlike("dp1", "tp2", "dp1"),
+    "zero3": even(2, "dp2 zero3"),
+    "zero2": even(2, "dp2 zero2"),
+    "zero1 zb-h1": even(2, "dp2 zero1", "zb-h1"),
+    "recompute": even(2, "dp2 recompute"),
+    "cp2 -> dp2": unlike("cp2", "dp2"),
+    "sp2 x tp2 -> cp2": unlike("sp2 tp2", "cp2"),
+}
+
+
+def quick(family: str, plan: str) -> bool:
+    return family != "t5" or plan in ("pp4 1f1b", "pp2 interleaved", "4 + 2 + 2")
+
+
+CASES = [(family, plan) for family in FAMILY for plan in (*SCHEDULES, *UNLIKE)]
+
+
+@pytest.mark.parametrize(("family", "plan"), [pytest.param(*c, marks=() if quick(*c) else pytest.mark.slow) for c in CASES])
+def test_stages_on_threads(family: str, plan: str, tmp_path: Path) -> None:
+    """1e-5 in float32, 1e-10 in float64."""
+    check_parity(subject(family), (SCHEDULES | UNLIKE)[plan], tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", MORE)
+@pytest.mark.parametrize("family", FAMILY)
+def test_more_stages_on_threads(family: str, plan: str, tmp_path: Path) -> None:
+    check_parity(subject(family), MORE[plan], tmp_path / "out")
+
+
+@pytest.mark.parametrize("family", ["gpt2"])
+def test_three_ranks_and_one(family: str, tmp_path: Path) -> None:
+    check_parity(subject(family, rows=6), unlike("dp3", "dp1"), tmp_path / "out")
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    """ZB-V: embedding and head are on one rank, and hold the tied table twice."""
+    check_parity(subject("gpt2"), even(2, schedule="zbv", virtual=2, micro_batches=4), tmp_path / "out")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("family", "plan"), [("gpt2", "pp2 gpipe"), ("llama", "tp2 -> dp2")])
+def test_processes(family: str, plan: str) -> None:
+    model, batch = FAMILIES[family]()
+    executable = hgc.compile(model, batch, plan=lambda program, _: (SCHEDULES | UNLIKE)[plan](program))
+    assert executable.verify(steps=3).ok
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("plan", [*SCHEDULES, *UNLIKE, *MORE])
+@pytest.mark.parametrize("family", FAMILY)
+def test_processes_everywhere(family: str, plan: str) -> None:
+    model, batch = FAMILIES[family]()
+    executable = hgc.compile(model, batch, plan=lambda program, _: (SCHEDULES | UNLIKE | MORE)[plan](program))
+    for dtype in (torch.float32, torch.float64):
+        assert executable.verify(dtype=dtype, steps=3).ok

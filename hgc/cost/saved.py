@@ -194,7 +194,8 @@ class _Run:
             flops = counted_flops(func, args, kwargs, result)
             if backward:
                 seen.backward_flops += flops
-                seen.written_backward.update({storage_key(t): t for t in _tensors(result)})
+                if not recorder.paused:  # what is inside one kernel is never in memory
+                    seen.written_backward.update({storage_key(t): t for t in _tensors(result)})
             else:
                 seen.forward_flops += flops
             namespace, _, what = func.name().partition("::")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hgc.cluster import Cluster
+from hgc.cost.execution import Execution
 from hgc.errors import HgcError
 from hgc.plan import Plan, Precision, Stage
 from hgc.strategy import Strategy
@@ -58,12 +59,12 @@ class Generation:
     """How frameworks of a time ran. The last entry that fits a row counts.
 
     Args:
-        frameworks: starts of names. ``gpus``: starts of GPU names; none: all.
+        frameworks: starts of names of frameworks or models. ``gpus``: starts of GPU names; none: all.
         flash: attention in one kernel. ``dropout``: of attention and hidden states; 0: none is run.
         sequence_parallel: norms and dropout are split along the sequence where ``tp`` is above 1.
-        fused: pointwise chains run as one kernel.
-        overlap: gradients and parameters travel while blocks compute.
         gradients: dtype in which they are summed, where parameters are in 16 bits.
+        interleaves: pipelines have as many virtual stages as fit, where a row does not say.
+        execution: what overlaps, and what is fused.
         reason: where this is said.
     """
 
@@ -73,21 +74,39 @@ class Generation:
     flash: bool
     dropout: float
     sequence_parallel: bool
-    fused: bool
-    overlap: bool
     gradients: str
+    interleaves: bool
+    execution: Execution
     reason: str
 
 
 OLD_GPUS = ("V100", "A100", "A800")
+MEGATRON = Execution(
+    fused=True,
+    autocast=False,
+    copy_free_collectives=True,
+    regathers=True,
+    recompute_written_attention=True,
+    recompute_stops_early=False,
+    overlap_gradients=False,
+    overlap_products=True,
+    sends_block=True,
+    scatter_gather=True,
+)
+MEGATRON_CORE = replace(MEGATRON, overlap_gradients=True, state_ahead=True, overlap_tensor=True, sends_block=False)
+EAGER = Execution(autocast=False, copy_free_collectives=True)
+COMPILED = Execution(fused=True, autocast=False, copy_free_collectives=True)
+
 GENERATIONS = (
     Generation(
-        *("Megatron-LM 2020-2022", ("Megatron-LM",), OLD_GPUS, False, 0.1, False, True, False, "float16"),
-        "arXiv:2104.04473: fused softmax, bias-GELU, bias-dropout-add; gradients all-reduced behind the last backward",
+        *("Megatron-LM 2020-2022", ("Megatron-LM",), OLD_GPUS, False, 0.1, False, "float16", False, MEGATRON),
+        "arXiv:2104.04473: fused softmax, bias-GELU and bias-dropout-add, scatter/gather between stages; gradients are summed behind the "
+        "last backward; arXiv:2205.05198 adds the overlap with weights' gradients",
     ),
     Generation(
-        *("DeepSpeed 2020-2022", ("Megatron-DeepSpeed", "DeepSpeed"), OLD_GPUS, False, 0.1, False, True, False, "float16"),
-        "as Megatron-LM of the time, from which it was forked; ZeRO 1 reduces gradients behind the last backward",
+        *("DeepSpeed 2020-2022", ("Megatron-DeepSpeed", "DeepSpeed"), OLD_GPUS, False, 0.1, False, "float16", False),
+        replace(MEGATRON, overlap_products=False),
+        "a fork of Megatron-LM of the time; DeepSpeed's pipeline engine sends parts and waits, its ZeRO 1 sums behind the last backward",
     ),
     Generation(
         *(
@@ -97,42 +116,49 @@ GENERATIONS = (
             True,
             0.0,
             True,
+            "bfloat16",
             True,
-            True,
-            "float32",
         ),
-        "NeMo performance recipes: distributed optimizer, overlap of data, tensor and pipeline parallel traffic, fused kernels",
+        MEGATRON_CORE,
+        "NeMo performance guide: distributed optimizer, traffic of data, tensor and pipeline parallelism overlapped, fused kernels; its "
+        "performance recipes reduce gradients in bfloat16 (grad_reduce_in_fp32=False)",
     ),
     Generation(
-        *("FSDP", ("llm-foundry", "xformers", "ColossalAI", "InternEvo", "Meta"), (), True, 0.0, True, False, True, "float32"),
+        *("FSDP", ("llm-foundry", "xformers", "ColossalAI", "InternEvo", "Meta"), (), True, 0.0, True, "float32", False, EAGER),
         "FSDP prefetches one unit ahead; eager kernels beside flash attention",
     ),
     Generation(
-        *("nanotron", ("nanotron",), (), True, 0.0, True, False, False, "float32"),
-        "ultra-scale playbook: flash attention, fused norms; gradients accumulated in float32",
+        *("nanotron", ("nanotron",), (), True, 0.0, True, "float32", False, replace(EAGER, overlap_gradients=False, sends_block=True)),
+        "ultra-scale playbook: flash attention; gradients accumulated in float32",
     ),
     Generation(
-        *("compiled", ("torchtitan", "fms-fsdp", "MaxText", "Paxml", "NeMo AutoModel"), (), True, 0.0, True, True, True, "float32"),
-        "torch.compile or XLA fuse pointwise chains; FSDP2 prefetches",
+        *("compiled", ("torchtitan", "fms-fsdp", "MaxText", "Maxtext", "Paxml", "NeMo AutoModel"), (), True, 0.0, True, "float32", False),
+        COMPILED,
+        "torch.compile or XLA fuse pointwise chains; FSDP2 and XLA gather ahead",
     ),
 )
 
 
 def generation_of(row: Row) -> Generation:
     """How the row's framework ran; raises :class:`NotRebuilt` for one that the table does not have."""
-    fitting = [
-        each for each in GENERATIONS if row.framework.startswith(each.frameworks) and (not each.gpus or row.gpu.startswith(each.gpus))
-    ]
+    fitting = [each for each in GENERATIONS if _is_of(row, each)]
     if not fitting:
         raise NotRebuilt(f"how {row.framework!r} runs on {row.gpu!r} is not described")
-    found = fitting[-1]
-    if "sequence_parallel=1" in row.features.split():
+    found, features = fitting[-1], row.features.split()
+    if "sequence_parallel=1" in features:
         found = replace(found, sequence_parallel=True)
     if "without flash attention" in row.notes:
         found = replace(found, flash=False)
-    if found.name == "compiled" and row.framework == "torchtitan" and "torch.compile" not in row.features:
-        found = replace(found, fused=False)
+    if "async_tp" in features:
+        found = replace(found, execution=replace(found.execution, overlap_tensor=True))
+    if row.framework == "torchtitan" and "torch.compile" not in features:
+        found = replace(found, execution=EAGER)
     return found
+
+
+def _is_of(row: Row, found: Generation) -> bool:
+    named = row.framework.startswith(found.frameworks) or row.model.startswith(found.frameworks)
+    return named and (not found.gpus or row.gpu.startswith(found.gpus))
 
 
 @dataclass(frozen=True)
@@ -192,7 +218,7 @@ def _degrees(row: Row) -> tuple[int, int, list[str]]:
 def _virtual(row: Row, pp: int, layers: int, micro_batches: int) -> tuple[int, list[str]]:
     if row.vpp is not None or pp == 1:
         return row.vpp or 1, []
-    if generation_of(row).name != "Megatron-Core" or micro_batches % pp or layers % pp:
+    if not generation_of(row).interleaves or micro_batches % pp or layers % pp:
         return 1, []
     vpp = layers // pp
     return vpp, [f"virtual stages are not stated, {vpp} assumed: one layer each, as NeMo's recipes"] if vpp > 1 else []
@@ -227,12 +253,12 @@ def precision_of(row: Row, generation: Generation, layout: Layout) -> Precision:
         return Precision(compute=compute, parameters="float32", gradients="float32", products=products)
     if "PURE" in row.features:
         return Precision(compute=compute, parameters=compute, gradients=compute, products=products)
-    gradients = "float32" if compute == "bfloat16" else generation.gradients
+    gradients = generation.gradients if compute == "float16" or generation.gradients == "bfloat16" else "float32"
     return Precision(compute=compute, parameters=compute, master="float32", gradients=gradients, products=products)
 
 
-def plan_of(row: Row, layout: Layout, generation: Generation, layers: int, recompute: str, outer: tuple[int, int] = (1, 1)) -> Plan:
-    """The row's plan; ``outer``: blocks of the program in front of its layers, and behind them."""
+def plan_of(row: Row, layout: Layout, generation: Generation, layers: int, recompute: str) -> Plan:
+    """The row's plan, for a program with one block in front of its layers and one behind them."""
     strategy = Strategy(
         dp=layout.dp,
         tp=layout.tp,
@@ -241,20 +267,20 @@ def plan_of(row: Row, layout: Layout, generation: Generation, layers: int, recom
         sequence_parallel=generation.sequence_parallel and layout.tp > 1,
         recompute=recompute,
     )
-    stages = _stages(layout, strategy, layers, outer)
+    stages = _stages(layout, strategy, layers)
     schedule = "interleaved" if layout.vpp > 1 else "1f1b"
     return Plan(strategy, stages, schedule, layout.micro_batches, precision_of(row, generation, layout))
 
 
-def _stages(layout: Layout, strategy: Strategy, layers: int, outer: tuple[int, int]) -> tuple[Stage, ...]:
+def _stages(layout: Layout, strategy: Strategy, layers: int) -> tuple[Stage, ...]:
     count = layout.pp * layout.vpp
     if count == 1:
         return ()
     if layers < count - 2:
         raise NotRebuilt(f"{layers} layers are too few for {count} stages")
     blocks = list(stage_layers(layers, count))
-    blocks[0] += outer[0]
-    blocks[-1] += outer[1]
+    blocks[0] += 1
+    blocks[-1] += 1
     if min(blocks) < 1:
         raise NotRebuilt(f"{layers} layers are too few for {count} stages")
     return tuple(Stage(number, index % layout.pp * strategy.devices) for index, number in enumerate(blocks))

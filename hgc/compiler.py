@@ -85,9 +85,9 @@ def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) ->
     start.reference = traced
     program = (pipeline or default_pipeline()).apply(start, plan, lambda program, _: verify_program(program))
     if plan.strategy.zero:
-        kept = ZERO_STAGES[plan.strategy.zero].removesuffix(" sharded")
+        kept = ZERO_STAGES[plan.strategy.zero]
         axes = " and ".join(axis for axis in plan.strategy.mesh if axis != "tp")
-        program.report.append(f"zero {plan.strategy.zero}: {kept} are sharded over {axes} when the program runs, not in the graph")
+        program.report.append(f"zero {plan.strategy.zero}: {kept} over {axes}, when the program runs and not in the graph")
     return program
 
 

@@ -46,6 +46,10 @@ def repeats(block: Block) -> bool:
     return _NUMBERED.search(block.path) is not None
 
 
+def _communicates(attention: fx.Node) -> bool:
+    return any(attention.kwargs.get(name) is not None for name in ("exchange_axis", "ring_axis"))
+
+
 def _mark(node: fx.Node) -> None:
     set_info(node, replace(info(node), recompute=True))
 
@@ -54,8 +58,12 @@ def _mark_attention(program: Program, body: str) -> None:
     nodes = list(program.body(body).graph.nodes)
     cores = [node for node in nodes if node.target is ops.attention]
     for node in cores:
-        _mark(node)
-    if not cores:
+        if not _communicates(node):
+            _mark(node)
+    if any(map(_communicates, cores)):
+        sent = "sends keys and values to other ranks, which it should not do twice"
+        program.report.append(f"recompute selective: attention of {body} {sent}, so it keeps what it saves; use recompute full")
+    elif not cores:
         softmax = any("softmax" in operator_label(node) for node in nodes if node.op == "call_function")
         found = "writes its attention out in operators of its own" if softmax else "has no attention"
         program.report.append(f"recompute selective: {body} {found}, so it keeps all that it saves; use recompute full")

@@ -144,3 +144,7 @@ def test_only_blocks_that_repeat_are_recomputed() -> None:
 def test_selective_says_where_it_finds_no_attention() -> None:
     report = executable("cnn", "recompute-selective").program.report
     assert report[-1:] == ["recompute selective: ResidualBlock has no attention, so it keeps all that it saves; use recompute full"]
+    for strategy in ("cp2", "sp2"):
+        made = executable("llama", f"{strategy} recompute-selective")
+        assert "attention of LlamaDecoderLayer sends keys and values to other ranks" in made.program.report[-1]
+        assert "rt.recompute" not in made.code

@@ -21,6 +21,7 @@ from hgc.passes.base import Pipeline
 from hgc.passes.sharding.data_parallel import DataParallel
 from hgc.passes.sharding.limits import check_limits
 from hgc.passes.sharding.pad_vocabulary import PadVocabulary
+from hgc.passes.sharding.plan_text import PlanText
 from hgc.passes.sharding.recompute import Recompute
 from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
 from hgc.passes.sharding.stages import cut, stage_edges, stage_plan, unsplit_reason
@@ -58,7 +59,8 @@ def compile(
         model: an ordinary module, on the CPU or on meta; left exactly as it was.
         example_inputs: input name -> tensor, a batch of the *global* size; other values are constants of the program.
         cluster: what it will run on; default: the one device of this process, or as many as the plan asks for.
-        plan: ``"auto"``, a :class:`Plan`, a :class:`Strategy` or its text (``"dp2 tp2"``), a path of a plan file, or a function.
+        plan: ``"auto"``, a :class:`Plan`, a :class:`Strategy`, text (``"dp2 tp2"``, ``"pp4 dp2 1f1b micro8"``), a path of a plan file, or
+            a function.
         loss: ``loss(output, batch) -> scalar`` where the model does not return its loss.
         dynamic: names of dims that vary, ``{"input_ids": {0: "b", 1: "s"}}``; default: batch and sequence.
         pipeline: the transforms; default :func:`default_pipeline`.
@@ -136,7 +138,7 @@ def _read(plan: PlanLike, traced: Program, cluster: Cluster | None) -> Plan:
     if isinstance(plan, Path) or (isinstance(plan, str) and plan.endswith(".json")):
         return Plan.load(plan)
     if isinstance(plan, str):
-        return Plan(Strategy.parse(plan))
+        return PlanText.parse(plan).plan(traced)
     if callable(plan):
         made = plan(traced, cluster or Cluster.local(1))
         if isinstance(made, Plan):

@@ -9,14 +9,14 @@ import pkgutil
 import re
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hgc import compiler, records
 from hgc.backends import parity, torchrun
 from hgc.cluster import Cluster
-from hgc.errors import ArtifactError, HgcError
+from hgc.errors import ArtifactError, HgcError, PlanError
+from hgc.passes.sharding.plan_text import PlanText
 from hgc.plan import Plan
-from hgc.strategy import Strategy
 from hgc.tools import models
 from hgc.tools.console import heading, say, stage, table
 from hgc.tools.profile.launch import launch
@@ -117,12 +117,22 @@ def _compile(request: argparse.Namespace) -> tuple[Cluster, compiler.Executable]
     return cluster, executable
 
 
-def _plan(text: str, cluster: Cluster) -> Plan | Literal["auto"]:
+def _plan(text: str, cluster: Cluster) -> Plan | str:
     if text == "auto":
-        return "auto"
-    plan = Plan.load(text) if text.endswith(".json") or Path(text).is_file() else Plan(Strategy.parse(text))
-    plan.validate(cluster.devices)
-    return plan
+        return text
+    if text.endswith(".json") or Path(text).is_file():
+        plan = Plan.load(text)
+        plan.validate(cluster.devices)
+        return plan
+    words = PlanText.parse(text)
+    if words.places == 1:
+        Plan(words.strategy).validate(cluster.devices)
+    elif words.devices != cluster.devices:
+        raise PlanError(
+            f"plan {text!r} needs {words.devices} devices, {words.places} places of {words.strategy.devices}, the cluster has "
+            f"{cluster.devices}; change pp or the strategy"
+        )
+    return text
 
 
 def _processes(cluster: Cluster) -> str:

@@ -104,8 +104,8 @@ def as_on_gpu(program: Program) -> Program:
 
 
 def _has_kernel(args: Any) -> bool:
-    q, k, _, bias = args[:4]
-    return bias is None and q.meta["hgc"].value.shape[1] == k.meta["hgc"].value.shape[1]
+    shape_q, shape_k, shape_v = (x.meta["hgc"].value.shape for x in args[:3])
+    return args[3] is None and shape_q[1] == shape_k[1] and shape_q[3] == shape_v[3]
 
 
 @contextmanager

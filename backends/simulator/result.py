@@ -31,13 +31,15 @@ class Simulation:
     """What a training step is predicted to take.
 
     ``step_s``: from its beginning to the end of the last rank's optimizer. ``parts``: where that time goes, on average over ranks.
-    ``memory``: of each stage; ``peak_bytes``: of the fullest device, with all its stages. ``notes``: assumptions and gaps.
+    ``memory``: of each stage; ``peak_bytes``: of the fullest device, with all its stages. ``between_nodes_bytes``: what leaves nodes in
+    one step, of all ranks together. ``notes``: assumptions and gaps.
     """
 
     step_s: float
     parts: Parts
     memory: tuple[StageMemory, ...]
     peak_bytes: float
+    between_nodes_bytes: float
     timeline: Timeline = field(repr=False)
     devices: int = 1
     micro_batches: int = 1
@@ -74,6 +76,8 @@ class Simulation:
         for name, amount in sorted(fullest.terms, key=lambda term: -term[1]):
             if amount >= _SHOWN * fullest.total:
                 yield f"  {name}", f"{size(amount):>9}"
+        if self.between_nodes_bytes:
+            yield "between nodes", f"{size(self.between_nodes_bytes):>9}         of all ranks, each step"
         for note in self.notes:
             yield "note", note
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from hgc.backends.simulator.census import Census
 from hgc.backends.simulator.engine import play
 from hgc.backends.simulator.memory import peak_bytes, stage_memory
 from hgc.backends.simulator.result import Simulation
 from hgc.backends.simulator.stage_steps import StageWork
 from hgc.backends.simulator.stages import Sizes, StageProgram, handed, messages
-from hgc.backends.simulator.state_steps import optimizer_step
+from hgc.backends.simulator.state_steps import accumulation_s, optimizer_step
 from hgc.backends.simulator.units import Traffic
 from hgc.backends.simulator.work import Meeting, Message, Step, Steps, Work
 from hgc.cluster import Cluster
@@ -85,13 +87,9 @@ class _Simulator:
     def run(self, schedule: Schedule | None) -> Simulation:
         edges = tuple(self.edges)
         schedule = schedule or make(self.plan.schedule, self.ranks, self.plan.micro_batches, edges)
-        work = Work(
-            _ActionSteps(self.work, schedule),
-            self._messages(),
-            tuple(self._end()),
-            self.options.execution.sends_block,
-            tuple(Meeting((stage,), found.begins()) for stage, found in enumerate(self.work)),
-        )
+        steps_of = _ActionSteps(self.work, schedule)
+        begin = tuple(self._meeting(stage, found.begins()) for stage, found in enumerate(self.work))
+        work = Work(steps_of, self._messages(), tuple(self._end()), self.options.execution.sends_block, begin)
         timeline = play(schedule, work, edges)
         alive = in_flight(schedule)
         memory = stage_memory(self.stages, self.plan, self.cluster, self.sizes, alive, self.options.optimizer, self.options.execution)
@@ -100,6 +98,7 @@ class _Simulator:
             parts=timeline.mean,
             memory=memory,
             peak_bytes=peak_bytes(memory, schedule, alive),
+            between_nodes_bytes=self._between_nodes(schedule, work, steps_of),
             timeline=timeline,
             devices=self.plan.devices,
             micro_batches=self.plan.micro_batches,
@@ -173,6 +172,7 @@ class _Simulator:
                     runs_ahead=device.type == "cuda",
                     name=f"stage {index}",
                     tensor_ranks=stage.program.mesh.get("tp", 1),
+                    accumulation_s=accumulation_s(traffic, device, self.options.execution.fused_accumulation),
                 )
             )
         return found
@@ -180,21 +180,46 @@ class _Simulator:
     def _messages(self) -> dict[tuple[Edge, str], Message]:
         return messages(self.stages, self.plan, self.cluster, self.micro_sizes, self.options.execution)
 
+    # -- bytes that leave nodes ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def census(self) -> Census:
+        return Census(self.cluster)
+
+    def _leaving(self, stage: int, steps: Steps) -> float:
+        return self.census.steps(steps, self.stages[stage].program.mesh, self.ranks[stage][0])
+
+    def _between_nodes(self, schedule: Schedule, work: Work, steps_of: _ActionSteps) -> float:
+        """In one training step, all ranks together."""
+        total = sum(meeting.between_nodes_bytes for meeting in (*work.begin, *work.end))
+        for ((source, target), way), message in work.messages.items():
+            receiver = target if way == "F" else source
+            total += schedule.micro_batches * (message.between_nodes_bytes + self._leaving(receiver, message.unpack))
+        for stage, ranks in enumerate(self.ranks):
+            actions = [action for action in schedule.lists[ranks[0]] if action.stage == stage and action.is_compute]
+            total += sum(self._leaving(stage, steps) * often for steps, often in steps_of.counted(actions))
+        return total
+
     # -- the end of the step ------------------------------------------------------------------------------------------------------------
 
     def _end(self) -> Iterator[Meeting]:
         """Gradients summed, those of tied parameters over their stages too, then the norm, then the optimizer."""
         everywhere = range(len(self.stages))
         for stage in everywhere:
-            yield Meeting((stage,), self.work[stage].synchronised())
+            yield self._meeting(stage, self.work[stage].synchronised())
         yield from self._tied()
         if self.options.clip and self.plan.devices > 1:
-            seconds = time_s("all_reduce", _NORM_BYTES, place(self.cluster, range(self.plan.devices)))
-            yield Meeting(tuple(everywhere), (Step(seconds, "all ranks", "norm"),))
+            ranks = range(self.plan.devices)
+            seconds = time_s("all_reduce", _NORM_BYTES, place(self.cluster, ranks))
+            leaving = self.census.collective("all_reduce", _NORM_BYTES, ranks)
+            yield Meeting(tuple(everywhere), (Step(seconds, "all ranks", "norm"),), leaving)
         for stage in everywhere:
             device = slowest_device(self.cluster, self.ranks[stage])
             fused = self.options.execution.fused
             yield Meeting((stage,), (optimizer_step(self.traffic[stage], device, self.options.optimizer, fused, self.options.clip),))
+
+    def _meeting(self, stage: int, steps: Steps) -> Meeting:
+        return Meeting((stage,), steps, self._leaving(stage, steps))
 
     def _tied(self) -> Iterator[Meeting]:
         """Copies of one parameter on several stages add up their gradients, rank by rank."""
@@ -206,9 +231,17 @@ class _Simulator:
                     bytes_ = float(shares.held_numel(entry)) * shares.summed(entry)
                     by_stages[entry.stages] = by_stages.get(entry.stages, 0.0) + bytes_
         for stages, bytes_ in by_stages.items():
-            ranks = sorted({self.ranks[stage][0] for stage in stages})
-            if len(ranks) > 1:
-                yield Meeting(stages, (Step(time_s("all_reduce", bytes_, place(self.cluster, ranks)), "tied", "tied gradients"),))
+            groups = _groups_across([self.ranks[stage] for stage in stages])
+            if len(groups[0]) > 1:
+                seconds = time_s("all_reduce", bytes_, place(self.cluster, groups[0]))
+                leaving = sum(self.census.collective("all_reduce", bytes_, ranks) for ranks in groups)
+                yield Meeting(stages, (Step(seconds, "tied", "tied gradients"),), leaving)
+
+
+def _groups_across(stages: Sequence[range]) -> list[list[int]]:
+    """Ranks of several stages that hold the same part, in proportion where the stages differ in size."""
+    count = max(map(len, stages))
+    return [sorted({ranks[index * len(ranks) // count] for ranks in stages}) for index in range(count)]
 
 
 class _Collectives:
@@ -228,12 +261,16 @@ class _Collectives:
         return self._known[key]
 
 
+_Key = tuple[int, ActionKind, bool, bool]
+"""Stage, kind, of the first micro-batch, of the last."""
+
+
 class _ActionSteps:
     """The steps of each action; those of middle micro-batches are alike."""
 
     def __init__(self, stages: Sequence[StageWork], schedule: Schedule) -> None:
         self._stages = stages
-        self._known: dict[tuple[int, ActionKind, bool, bool], Steps] = {}
+        self._known: dict[_Key, Steps] = {}
         self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
         for ranks in schedule.groups:
@@ -244,8 +281,18 @@ class _ActionSteps:
                     self._last[action.stage] = action.micro_batch
 
     def __call__(self, action: Action) -> Steps:
-        first, last = action.micro_batch == self._first[action.stage], action.micro_batch == self._last[action.stage]
-        key = action.stage, action.kind, first, last
+        return self._of(self._key(action))
+
+    def counted(self, actions: Iterable[Action]) -> list[tuple[Steps, int]]:
+        """The steps of some actions, and of how many of them."""
+        return [(self._of(key), often) for key, often in Counter(map(self._key, actions)).items()]
+
+    def _key(self, action: Action) -> _Key:
+        stage, batch = action.stage, action.micro_batch
+        return stage, action.kind, batch == self._first[stage], batch == self._last[stage]
+
+    def _of(self, key: _Key) -> Steps:
         if key not in self._known:
-            self._known[key] = self._stages[action.stage].steps(action.kind, first=first, last=last)
+            stage, kind, first, last = key
+            self._known[key] = self._stages[stage].steps(kind, first=first, last=last)
         return self._known[key]

@@ -23,6 +23,7 @@ class StageWork:
     ``zero``: as in a strategy, 0 if nothing is sharded. ``axes``: over which units are gathered and scattered.
     ``runs_ahead``: the device takes work in advance, so that a unit is gathered while the one before runs (CUDA; on a CPU FSDP2 waits).
     ``name``: tells it from other stages of the same ranks. ``tensor_ranks``: of a group over ``tp``.
+    ``accumulation_s``: what a micro-batch after the first takes to add its gradients to the sums.
     """
 
     blocks: tuple[tuple[str, BlockTime], ...]
@@ -36,6 +37,7 @@ class StageWork:
     runs_ahead: bool
     name: str = ""
     tensor_ranks: int = 1
+    accumulation_s: float = 0.0
 
     @property
     def _pieces(self) -> int:
@@ -51,7 +53,8 @@ class StageWork:
         """Of forward or backward; ``first``: of the training step's first micro-batch, ``last``: of its last."""
         if kind == "F":
             return tuple(self._forward(gathers=self.zero == 3 or (self.zero > 0 and first and not self.once), ahead=self.once and first))
-        return tuple(self._backward(kind, last))
+        adds = kind != "I" and not first and self.accumulation_s > 0
+        return (*self._backward(kind, last), *([Step(self.accumulation_s, COMPUTE, "add gradients")] if adds else []))
 
     # -- forward ------------------------------------------------------------------------------------------------------------------------
 
@@ -90,8 +93,10 @@ class StageWork:
         yield from self._prefetch(order, index + 1)
 
     def _gather(self, unit: int, key: str) -> Step:
-        seconds = self.seconds("all_gather", self.axes, self.units[unit].gathered_bytes)
-        return Step(seconds, "+".join(self.axes), f"gather {self._name(unit)}", key=key)
+        return self._collective("all_gather", self.axes, self.units[unit].gathered_bytes, f"gather {self._name(unit)}", key)
+
+    def _collective(self, kind: CollectiveKind, axes: tuple[str, ...], bytes_: float, name: str, key: str) -> Step:
+        return Step(self.seconds(kind, axes, bytes_), "+".join(axes), name, key, collective=kind, payload_bytes=bytes_)
 
     def _name(self, unit: int) -> str:
         return "root" if unit == ROOT else self.blocks[self.unit_of.index(unit)][0]
@@ -132,8 +137,7 @@ class StageWork:
         yield self._sum(unit, f"scatter {unit}" if self.runs_ahead else "")
 
     def _sum(self, unit: int, key: str) -> Step:
-        seconds = self.seconds("reduce_scatter", self.axes, self.units[unit].summed_bytes)
-        return Step(seconds, "+".join(self.axes), f"scatter {self._name(unit)}", key=key)
+        return self._collective("reduce_scatter", self.axes, self.units[unit].summed_bytes, f"scatter {self._name(unit)}", key)
 
     def _buckets(self, position: int) -> Iterator[Step]:
         """Buckets whose last gradient a block has made, if those before have started."""
@@ -145,7 +149,7 @@ class StageWork:
 
     def _bucket(self, index: int, key: str) -> Step:
         bucket = self.buckets[index]
-        return Step(self.seconds("all_reduce", bucket.axes, bucket.bytes), "+".join(bucket.axes), f"bucket {index}", key=key)
+        return self._collective("all_reduce", bucket.axes, bucket.bytes, f"bucket {index}", key)
 
     def synchronised(self) -> Steps:
         """At the end of the training step: all buckets are summed, and what ZeRO moves outside the blocks."""
@@ -190,7 +194,8 @@ def _block(path: str, segments: Sequence[Segment], pieces: int, overlaps: bool =
             exposed = segment.seconds - sum(seconds for source, seconds in beside.values() if source == index)
             weights = overlaps and index + 1 < len(segments) and segments[index + 1].weight
             waiting = f"beside {index}" if weights else ""
-            yield Step(exposed, segment.axis, f"{segment.collective} {path}", key=waiting)
+            name = f"{segment.collective} {path}"
+            yield Step(exposed, segment.axis, name, waiting, collective=segment.collective, payload_bytes=segment.payload_bytes)
             continue
         if index in beside:
             source, seconds = beside[index]

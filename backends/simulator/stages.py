@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import fx
 
+from hgc.backends.simulator.census import Census
 from hgc.backends.simulator.work import Message, Step
 from hgc.cluster import Cluster
 from hgc.cost.collectives import place, time_s
@@ -120,9 +121,13 @@ def _message(
     if execution.scatter_gather and split:
         received -= split * (1 - 1 / mesh["tp"])
         seconds = time_s("all_gather", split, group_place(cluster, mesh, ("tp",), targets[0]))
-        unpack = (Step(seconds, "tp", "gather message"),)
+        unpack = (Step(seconds, "tp", "gather message", collective="all_gather", payload_bytes=split),)
+    if not values:
+        return Message(0.0)
+    pairs = _pairs(sources, targets)
     sent = max(received, received * len(targets) / len(sources))
-    return Message(max(_pair_s(cluster, a, b, sent) for a, b in _pairs(sources, targets)) if values else 0.0, unpack)
+    crossing = Census(cluster).message(pairs, received * len(targets) / len(pairs))
+    return Message(max(_pair_s(cluster, a, b, sent) for a, b in pairs), unpack, crossing)
 
 
 def _pair_s(cluster: Cluster, source: int, target: int, bytes_: float) -> float:

@@ -7,6 +7,7 @@ import math
 from hgc.backends.simulator.units import Traffic
 from hgc.backends.simulator.work import OPTIMIZER, Step
 from hgc.cluster import Device
+from hgc.cost.compute import memory_time_s
 from hgc.cost.memory import OPTIMIZER_COPIES
 from hgc.cost.traffic import optimizer_bytes, optimizer_s
 
@@ -27,3 +28,17 @@ def optimizer_step(traffic: Traffic, device: Device, optimizer: str, fused: bool
     operators = 1 if fused else 1 + 3 * OPTIMIZER_COPIES[optimizer]
     groups = math.ceil(len(shares.trained) / TENSORS_PER_KERNEL) if device.type == "cuda" else len(shares.trained)
     return Step(optimizer_s(float(moved), device, (operators + CLIP_KERNELS * clip) * groups), OPTIMIZER, optimizer)
+
+
+def accumulation_s(traffic: Traffic, device: Device, fused: bool) -> float:
+    """Seconds in which a micro-batch after the first adds its gradients to the sums: a pass over new gradients and twice over the sums.
+
+    ``fused``: the product that makes a gradient reads and writes the sum instead of writing it, and that is counted with the product.
+    """
+    shares, moved = traffic.shares, 0.0
+    for entry in shares.trained:
+        elements = float(shares.held_numel(entry) if traffic.strategy.zero >= 2 else shares.local_numel(entry))
+        new, added = entry.value.dtype.itemsize, 2 * shares.summed(entry)
+        moved += elements * (max(added - new, 0) if fused else added + new)
+    groups = 0 if fused else math.ceil(len(shares.trained) / TENSORS_PER_KERNEL)
+    return float(memory_time_s(device, moved, float(groups))) if moved else 0.0

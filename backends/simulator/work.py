@@ -19,6 +19,7 @@ class Step:
     On ``stream`` ``"compute"`` or ``"optimizer"`` the device is busy for ``seconds``. On any other one a collective runs, which starts as
     soon as the device gets here, the stream is free and the other ranks are here too; the device waits for its end, unless ``key`` is
     given: then it goes on, and a later step with ``wait`` (and no seconds) waits for it. A key that was not started needs no waiting.
+    ``collective`` and ``payload_bytes`` say what runs, for counts of bytes; times do not depend on them.
     """
 
     seconds: float = 0.0
@@ -26,6 +27,8 @@ class Step:
     name: str = ""
     key: str = ""
     wait: str = ""
+    collective: str = ""
+    payload_bytes: float = 0.0
 
 
 Steps = tuple[Step, ...]
@@ -33,18 +36,23 @@ Steps = tuple[Step, ...]
 
 @dataclass(frozen=True)
 class Message:
-    """One way over an edge: ``seconds`` on the way, after which the device of each receiving rank spends ``unpack`` (steps)."""
+    """One way over an edge: ``seconds`` on the way, after which the device of each receiving rank spends ``unpack`` (steps).
+
+    ``between_nodes_bytes``: what leaves nodes, of all ranks together.
+    """
 
     seconds: float
     unpack: Steps = ()
+    between_nodes_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Steps at the beginning or end of the training step that the ranks of ``stages`` take together."""
+    """Steps at the beginning or end of the training step that the ranks of ``stages`` take together; bytes that leave nodes in them."""
 
     stages: tuple[int, ...]
     steps: Steps
+    between_nodes_bytes: float = 0.0
 
 
 @dataclass(frozen=True)

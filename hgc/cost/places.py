@@ -25,7 +25,7 @@ def group_place(cluster: Cluster, mesh: Mapping[str, int], axes: Sequence[str], 
     """
     owners = [number for number, node in enumerate(cluster.nodes) for _ in range(node.count)]
     found: dict[tuple[int, ...], Place] = {}
-    for ranks in _groups(mesh, axes, first_rank):
+    for ranks in axis_groups(mesh, axes, first_rank):
         inside = [rank for rank in ranks if rank < len(owners)]
         firsts: dict[int, int] = {}
         shape = tuple(firsts.setdefault(owners[rank], len(firsts)) for rank in inside)
@@ -41,7 +41,7 @@ def slowest_device(cluster: Cluster, ranks: Sequence[int]) -> Device:
     return min((devices[rank] for rank in ranks), key=lambda device: device.bfloat16_flops_per_s)
 
 
-def _groups(mesh: Mapping[str, int], axes: Sequence[str], first_rank: int) -> list[list[int]]:
+def axis_groups(mesh: Mapping[str, int], axes: Sequence[str], first_rank: int = 0) -> list[list[int]]:
     """Ranks of each group that spans these axes; ranks differ fastest in the last axis of the mesh."""
     sizes = list(mesh.values())
     strides = [math.prod(sizes[index + 1 :]) for index in range(len(sizes))]

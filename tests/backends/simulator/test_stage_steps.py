@@ -119,3 +119,29 @@ def test_inputs_and_weights_apart_take_what_they_take_together() -> None:
     )
     assert apart.step_s == pytest.approx(together)
     assert {event.begin_s for event in apart.events[0] if event.row == "dp"} == {13.0, 14.0, 15.0, 16.0}  # sums follow the weights
+
+
+def test_state_that_moves_ahead_is_hidden_and_waited_for_at_the_end() -> None:
+    """The first gathers and the last scatters have nothing beside them."""
+    ahead = replace(EAGER, state_ahead=True)
+    found = Work(
+        lambda action: stage(1, execution=ahead).steps(action.kind, first=True, last=True),
+        begin=(Meeting((0,), stage(1, execution=ahead).begins()),),
+        end=(Meeting((0,), stage(1, execution=ahead).synchronised()),),
+    )
+    played = play(make("1f1b", [[0]], 1), found)
+    assert (gathers(played), scatters(played)) == (5, 5)
+    assert played.step_s == 12 + 2 * 0.5 + 2 * 0.5  # the root and the first unit in front, the first unit and the root behind
+
+
+def test_tensor_parallel_gathers_run_in_pieces_beside_products_where_told() -> None:
+    layer = BlockTime(
+        "Layer",
+        (Segment(0.5, "all_gather", "tp"), Segment(1.0), Segment(0.5, "reduce_scatter", "tp")),
+        (Segment(1.0),),
+    )
+    plain = stage(buckets=(), blocks=(("layers.0", layer),), unit_of=(ROOT,), tensor_ranks=4)
+    assert step(plain).step_s == 3.0
+    pieces = step(replace(plain, execution=replace(EAGER, overlap_tensor=True)))
+    assert pieces.step_s == pytest.approx(3.0 - 0.75 * 0.5)  # a product has one collective beside it, all but one piece of four
+    assert pieces.mean.on("tp").total_s == pytest.approx(1.0)

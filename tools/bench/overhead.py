@@ -1,7 +1,7 @@
 """``hgc bench overhead``: what hgc's abstraction costs, against programs written by hand.
 
-Emitted programs and their baselines (the eager Hugging Face model; DDP, FSDP2 and DTensor tensor parallelism under the same plan) train in
-the same processes, step by step in turn, on the same batches from the same weights; the losses must agree. A step is forward,
+Emitted programs and their baselines (the eager Hugging Face model; DDP, FSDP2, DTensor tensor parallelism and torch's pipelines under
+the same plan) train in the same processes, step by step in turn, on the same batches from the same weights; the losses must agree. A step is forward,
 backward, gradient synchronisation, AdamW and clearing the gradients.
 """
 
@@ -22,7 +22,7 @@ from rich.table import Table
 from hgc import compiler, records
 from hgc.backends.parity.verify import last_error
 from hgc.errors import ArtifactError
-from hgc.strategy import Strategy
+from hgc.passes.sharding.plan_text import PlanText
 from hgc.tools.bench.overhead_baselines import describe
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
 from hgc.tools.bench.overhead_ratios import Pairs, ratio
@@ -41,23 +41,35 @@ COMPARISONS = (
     ("GPT-2", "dp4"),
     ("GPT-2", "dp4 zero3"),
     ("GPT-2", "tp4"),
+    ("Llama", "pp4 1f1b micro4"),
+    ("Llama", "pp4 gpipe micro4"),
+    ("Llama", "pp2 virtual2 micro4"),
 )
 
 
+COMPILED = (("Llama", "dp1"), ("GPT-2", "dp1"))
+"""Rows that show what ``compile_blocks`` gains: the emitted program with it, over itself without."""
+
+
 def run(
-    comparisons: Sequence[tuple[str, str]] = COMPARISONS, size: Size = SIZE, pairs: int = 30, warmup: int = 3, timeout_s: float = 900.0
+    comparisons: Sequence[tuple[str, str]] = COMPARISONS,
+    size: Size = SIZE,
+    pairs: int = 30,
+    warmup: int = 3,
+    timeout_s: float = 900.0,
+    compiled: Sequence[tuple[str, str]] = COMPILED,
 ) -> dict[str, Any]:
-    """Measure every (model, strategy), print the table, and return what JSON should hold.
+    """Measure every (model, strategy), then those of ``compiled``, print the table, and return what JSON should hold.
 
     Raises ``ArtifactError`` if a process fails, or if a baseline does not compute what the emitted program computes.
     """
     with tempfile.TemporaryDirectory(prefix="hgc-overhead-") as folder:
         cases = []
         with stage("compile"):
-            for index, (model, strategy) in enumerate(comparisons):
+            for index, (model, strategy) in enumerate([*comparisons, *compiled]):
                 target = Path(folder) / f"program{index}"
                 compiler.compile(MODELS[model](size), global_batch(size, 0), plan=strategy).save(target)
-                cases.append(Case(model, strategy, size, str(target), warmup, pairs))
+                cases.append(Case(model, strategy, size, str(target), warmup, pairs, index >= len(comparisons)))
         measured: list[tuple[Case, Pairs]] = []
         for ranks in sorted({_ranks(case) for case in cases}):
             chosen = [case for case in cases if _ranks(case) == ranks]
@@ -69,8 +81,13 @@ def run(
     return {"bench": "overhead", "machine": _machine(), "rows": rows, "targets": [target for row in rows for target in _targets(row)]}
 
 
+def _described(text: str) -> str:
+    words = PlanText.parse(text)
+    return describe(words.strategy) if words.places == 1 else "torch.distributed.pipelining"
+
+
 def _ranks(case: Case) -> int:
-    return Strategy.parse(case.strategy).devices
+    return PlanText.parse(case.strategy).devices
 
 
 def _launch(folder: Path, cases: list[Case], ranks: int, timeout_s: float) -> list[Pairs]:
@@ -91,7 +108,7 @@ def _launch(folder: Path, cases: list[Case], ranks: int, timeout_s: float) -> li
 
 def row(case: Case, found: Pairs) -> dict[str, Any]:
     """One line of the table; raises ``ArtifactError`` if the two sides do not compute the same losses."""
-    baseline = describe(Strategy.parse(case.strategy))
+    baseline = "itself, not compiled" if case.compiled else _described(case.strategy)
     if not found.loss_difference <= LOSS_LIMIT:
         raise ArtifactError(
             f"{case.model} under {case.strategy}: the losses of the emitted program and of {baseline} differ by "
@@ -100,7 +117,7 @@ def row(case: Case, found: Pairs) -> dict[str, Any]:
     wall, cpu = ratio(found.emitted_s, found.baseline_s), ratio(found.emitted_cpu_s, found.baseline_cpu_s)
     return {
         "model": case.model,
-        "plan": case.strategy,
+        "plan": f"{case.strategy}, blocks compiled" if case.compiled else case.strategy,
         "baseline": baseline,
         "pairs": case.pairs,
         "emitted_s": sorted(found.emitted_s)[case.pairs // 2],

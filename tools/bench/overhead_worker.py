@@ -22,8 +22,11 @@ from torch.distributed.tensor import DTensor
 from hgc import records, runtime
 from hgc.backends import torchrun
 from hgc.errors import ArtifactError
+from hgc.passes.sharding.plan_text import PlanText
+from hgc.plan import Plan
 from hgc.strategy import Strategy
 from hgc.tools.bench import overhead_baselines as baselines
+from hgc.tools.bench import overhead_pipeline
 from hgc.tools.bench.overhead_models import MODELS, Batch, Size, global_batch
 from hgc.tools.bench.overhead_ratios import Pairs
 
@@ -33,7 +36,10 @@ Step = Callable[[Batch], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: a model, the strategy of both sides, and the folder of the emitted program."""
+    """One comparison: a model, the strategy of both sides, and the folder of the emitted program.
+
+    ``compiled``: the emitted program with its blocks through torch.compile, against itself without.
+    """
 
     model: str
     strategy: str
@@ -41,12 +47,13 @@ class Case:
     folder: str
     warmup: int
     pairs: int
+    compiled: bool = False
 
 
 def compare(case: Case) -> Pairs:
     """Train both sides on the same batches from the same weights, the order swapped from pair to pair."""
-    strategy = Strategy.parse(case.strategy)
-    emitted, baseline = _emitted(case), _baseline(case, strategy)
+    strategy = PlanText.parse(case.strategy).strategy
+    emitted, baseline = _emitted(case, case.compiled), _emitted(case, False) if case.compiled else _baseline(case, strategy)
     taken: dict[Step, list[tuple[float, float]]] = {emitted: [], baseline: []}
     worst = 0.0
     gc.collect()
@@ -56,7 +63,8 @@ def compare(case: Case) -> Pairs:
         losses: dict[Step, Tensor] = {}
         for step in (emitted, baseline) if index % 2 == 0 else (baseline, emitted):
             losses[step] = _timed(step, batch, taken[step])
-        mine, theirs = float(losses[emitted]), _mean_over_ranks(losses[baseline])
+        mine = float(losses[emitted])
+        theirs = float(losses[baseline]) if case.compiled else _mean_over_ranks(losses[baseline])
         difference = abs(mine - theirs) / abs(theirs)
         worst = max(worst, difference if math.isfinite(difference) else sys.float_info.max)
     gc.enable()
@@ -80,10 +88,10 @@ def _timed(step: Step, batch: Batch, into: list[tuple[float, float]]) -> Tensor:
     return loss
 
 
-def _emitted(case: Case) -> Step:
+def _emitted(case: Case, compiled: bool) -> Step:
     model, plan = torchrun.load_model(Path(case.folder))
     state = MODELS[case.model](case.size).state_dict()
-    trainer = runtime.make_trainer(model, plan, state=state, device="cpu")
+    trainer = runtime.make_trainer(model, plan, state=state, device="cpu", compile_blocks=compiled)
     optimizer = baselines.make_optimizer(list(trainer.parameters()))
 
     def step(batch: Batch) -> Tensor:
@@ -96,9 +104,10 @@ def _emitted(case: Case) -> Step:
 
 
 def _baseline(case: Case, strategy: Strategy) -> Step:
-    loss_and_backward, module = baselines.by_hand(MODELS[case.model](case.size), strategy)
+    model, plan = MODELS[case.model](case.size), Plan.load(Path(case.folder) / "plan.json")
+    loss_and_backward, module = overhead_pipeline.by_hand(model, plan) if plan.stages else baselines.by_hand(model, strategy)
     optimizer = baselines.make_optimizer(list(module.parameters()))
-    rank = dist.get_rank()
+    rank = 0 if plan.stages else dist.get_rank()  # a pipeline's first stage takes all rows
 
     def step(batch: Batch) -> Tensor:
         loss = loss_and_backward(baselines.local_rows(batch, strategy, rank))

@@ -24,6 +24,8 @@ class Execution:
         recompute_stops_early: a recomputed block stops at the last operator that saves something, as ``torch.utils.checkpoint`` does
             without reentrance; Megatron-LM runs the whole block again.
         overlap_gradients: sums of gradients run beside the last backward; without, all of them follow it.
+        fused_accumulation: over micro-batches the products of weights add to the gradients that are there, as in Megatron-LM; without, each
+            gradient is written first and then added.
         state_ahead: with ZeRO 1 and 2 a rank gathers the parameters of all its stages from the beginning of the step on, beside whatever
             runs, and waits for its sums of gradients at the end only, as Megatron-Core's distributed optimizer; without, a stage waits for
             its own in its first forward and last backward, as FSDP2 does. Without ``overlap_gradients`` both follow the last backward.
@@ -45,6 +47,7 @@ class Execution:
     recompute_written_attention: bool = False
     recompute_stops_early: bool = True
     overlap_gradients: bool = True
+    fused_accumulation: bool = False
     state_ahead: bool = False
     overlap_products: bool = False
     overlap_tensor: bool = False

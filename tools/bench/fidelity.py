@@ -146,14 +146,10 @@ def report(outcomes: Sequence[Outcome], found: Sequence[dict[str, Any]]) -> None
     table(_spreads(outcomes, "", memory=True))
     heading("Out of memory, and order of plans")
     for name, chosen in (("sweeps with failures", with_failures(outcomes)), ("all rows", outcomes)):
-        classes = classify(chosen)
-        say(
-            f"  {name}: {classes.ran_right} of {classes.ran} that ran are predicted to fit, {classes.out_right} of {classes.out} that did not"
-        )
+        judged = classify(chosen)
+        say(f"  {name}: {judged.ran_right} of {judged.ran} that ran fit, {judged.out_right} of {judged.out} that failed do not")
     plans, clear = order(outcomes), order(outcomes, NOISE)
-    say(
-        f"  plans in sweeps: {plans.right} of {plans.pairs} pairs in the published order, {clear.right} of {clear.pairs} that differ by 3.3 %"
-    )
+    say(f"  pairs of plans in published order: {plans.right} of {plans.pairs}; of those 3.3 % apart: {clear.right} of {clear.pairs}")
     heading("Not rebuilt")
     for reason, count in Counter(outcome.reason for outcome in outcomes if outcome.reason).most_common():
         say(f"  {count:4d}  {reason}")

@@ -93,7 +93,7 @@ MEGATRON = Execution(
     sends_block=True,
     scatter_gather=True,
 )
-MEGATRON_CORE = replace(MEGATRON, overlap_gradients=True, state_ahead=True, overlap_tensor=True, sends_block=False)
+MEGATRON_CORE = replace(MEGATRON, fused_accumulation=True, overlap_gradients=True, state_ahead=True, overlap_tensor=True, sends_block=False)
 EAGER = Execution(autocast=False, copy_free_collectives=True)
 COMPILED = Execution(fused=True, autocast=False, copy_free_collectives=True)
 

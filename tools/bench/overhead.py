@@ -1,8 +1,8 @@
 """``hgc bench overhead``: what hgc's abstraction costs, against programs written by hand.
 
 Emitted programs and their baselines (the eager Hugging Face model; DDP, FSDP2, DTensor tensor parallelism and torch's pipelines under
-the same plan) train in the same processes, step by step in turn, on the same batches from the same weights; the losses must agree. A step is forward,
-backward, gradient synchronisation, AdamW and clearing the gradients.
+the same plan) train in the same processes, step by step in turn, on the same batches from the same weights; the losses must agree. A
+step is forward, backward, gradient synchronisation, AdamW and clearing the gradients.
 """
 
 from __future__ import annotations

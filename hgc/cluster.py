@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -169,6 +170,11 @@ class Cluster:
     def devices(self) -> int:
         """Number of devices, which is the number of ranks."""
         return sum(node.count for node in self.nodes)
+
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """Rank -> the number of its node."""
+        return tuple(number for number, node in enumerate(self.nodes) for _ in range(node.count))
 
     @property
     def device_type(self) -> str:

@@ -61,7 +61,7 @@ def place(cluster: Cluster, ranks: Sequence[int], busy: int | None = None) -> Pl
     Raises:
         ClusterError: a rank that the cluster does not have, or a rank twice.
     """
-    owners = [number for number, node in enumerate(cluster.nodes) for _ in range(node.count)]
+    owners = cluster.owners
     for rank in ranks:
         if not 0 <= rank < len(owners):
             raise ClusterError(f"rank {rank} is outside the cluster; its {len(owners)} devices are ranks 0 to {len(owners) - 1}")

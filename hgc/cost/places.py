@@ -23,13 +23,13 @@ def group_place(cluster: Cluster, mesh: Mapping[str, int], axes: Sequence[str], 
 
     Raises ``ClusterError`` if the cluster has fewer ranks than the mesh needs.
     """
-    owners = [number for number, node in enumerate(cluster.nodes) for _ in range(node.count)]
+    owners, alike = cluster.owners, {id(node): hash(node) for node in {id(node): node for node in cluster.nodes}.values()}
     found: dict[tuple[int, ...], Place] = {}
     for ranks in axis_groups(mesh, axes, first_rank):
         inside = [rank for rank in ranks if rank < len(owners)]
         firsts: dict[int, int] = {}
         shape = tuple(firsts.setdefault(owners[rank], len(firsts)) for rank in inside)
-        kinds = tuple(hash(cluster.nodes[number]) for number in firsts)
+        kinds = tuple(alike[id(cluster.nodes[number])] for number in firsts)
         if (*shape, *kinds) not in found or len(inside) < len(ranks):
             found[(*shape, *kinds)] = place(cluster, ranks)
     return max(found.values(), key=lambda where: time_s("all_reduce", _PROBE_BYTES, where))
@@ -37,8 +37,8 @@ def group_place(cluster: Cluster, mesh: Mapping[str, int], axes: Sequence[str], 
 
 def slowest_device(cluster: Cluster, ranks: Sequence[int]) -> Device:
     """Of the devices of these ranks, the one with the least bfloat16 peak."""
-    devices = [node.device for node in cluster.nodes for _ in range(node.count)]
-    return min((devices[rank] for rank in ranks), key=lambda device: device.bfloat16_flops_per_s)
+    nodes = {cluster.owners[rank] for rank in ranks}
+    return min((cluster.nodes[number].device for number in sorted(nodes)), key=lambda device: device.bfloat16_flops_per_s)
 
 
 def axis_groups(mesh: Mapping[str, int], axes: Sequence[str], first_rank: int = 0) -> list[list[int]]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import hgc
+from hgc import runtime
 from hgc.backends import torchrun
 from hgc.backends.parity import reference
-from hgc.backends.parity.case import Case, Outcome, Reference
+from hgc.backends.parity.case import Case, Outcome, Reference, make_optimizer, without_dropout
 from hgc.backends.parity.compare import compare
+from hgc.backends.parity.threads import run_ranks
 from hgc.backends.parity.verify import first_step_in_float64, make_case
 from hgc.ir.program import Program
+from hgc.plan import Precision
 from tests.distributed.test_parity import on_threads
 from tests.families import FAMILIES
 
@@ -68,3 +73,43 @@ def test_loss_gradients_and_weights_equal_the_model(family: str, kind: str, tmp_
             found = on_threads(folder, case, plan.devices)
             report = compare(outcome, found, dtype, plan.devices, text, truth.gradients if dtype == torch.float32 else None)
             assert report.ok, f"{text} {dtype}: {report}; worst at {[d.where for d in report.differences]}"
+
+
+def distance(found: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
+    """Mean relative distance of tensors."""
+    names = [name for name, tensor in truth.items() if tensor.is_floating_point() and tensor.norm() > 1e-6]
+    return sum(float((found[name].double() - truth[name]).norm() / truth[name].norm()) for name in names) / len(names)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_mixed_precision_is_nearer_to_the_truth_than_plain_bfloat16(family: str, tmp_path: Path) -> None:
+    """After three steps, against float64 on one device."""
+    program, outcomes, _ = expected(family)
+    case, truth = outcomes[torch.float64]
+
+    def train(name: str, strategy: str, precision: Precision) -> Outcome:
+        plan = hgc.Plan(hgc.Strategy.parse(strategy), precision=precision)
+        model, info = torchrun.load_model(save(tmp_path / name, program, plan))
+        with without_dropout():
+            return run_ranks(2, lambda rank: run_steps(runtime.Trainer(model, info, state=case.state, device="cpu"), case))[0]
+
+    plain = train("plain", "dp2", Precision(parameters="bfloat16"))
+    mixed = train("mixed", "dp2 zero2 recompute", Precision("bfloat16", "bfloat16", master="float32", gradients="float32"))
+    autocast = train("autocast", "dp2 zero3 recompute-selective", Precision("bfloat16", "float32"))
+    for found in (mixed, autocast):
+        assert found.losses == pytest.approx(truth.losses, rel=2e-3)
+        assert distance(found.gradients, truth.gradients) < 0.02
+        assert distance(found.state, truth.state) < 0.7 * distance(plain.state, truth.state)
+    assert distance(plain.state, truth.state) < 0.02
+
+
+def run_steps(trainer: runtime.Trainer, case: Case) -> Outcome:
+    optimizer = make_optimizer(case, list(trainer.parameters()))
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
+    for batch in case.batches:
+        losses.append(float(trainer.step(batch)))
+        gradients = gradients or {name: g.clone() for name, g in trainer.full_gradients().items() if g is not None}
+        optimizer.step()
+        optimizer.zero_grad()
+    return Outcome(losses, gradients, trainer.full_state_dict())

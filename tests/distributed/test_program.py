@@ -80,6 +80,29 @@ def test_train_save_resume(tmp_path: Path) -> None:
     assert first | resumed == pytest.approx(whole, abs=2e-4)
 
 
+def test_precision_micro_batches_and_export(tmp_path: Path) -> None:
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    program = write_program(tmp_path, dp=2, zero=2)
+    options = ["--weights", "weights.pt", "--lr", "0.05", "--steps", "3"]
+    mixed = losses(run(program, 2, *options, "--dtype", "bfloat16", "--micro-batches", "2", "--export", "out.safetensors"))
+    assert mixed == pytest.approx(losses(run(program, 2, *options)), abs=0.02)
+    exported = load_file(tmp_path / "out.safetensors")
+    assert {name: tensor.shape for name, tensor in exported.items()} == {
+        name: tensor.shape for name, tensor in torch.load(tmp_path / "weights.pt").items() if name != "head.weight"
+    }
+    assert {tensor.dtype for name, tensor in exported.items() if name != "version"} == {torch.float32}
+    refused = run(program, 2, *options, "--export", "out.bin")
+    assert refused.returncode == 1
+    assert "weights are exported as safetensors, but out.bin has another ending" in refused.stderr
+
+
+@pytest.mark.slow
+def test_compiled_blocks(tmp_path: Path) -> None:
+    program = write_program(tmp_path, dp=2)
+    options = ["--weights", "weights.pt", "--lr", "0.05", "--steps", "3"]
+    assert losses(run(program, 2, *options, "--compile")) == pytest.approx(losses(run(program, 2, *options)), abs=2e-4)
+
+
 def test_without_torchrun(tmp_path: Path) -> None:
     done = run(write_program(tmp_path, dp=2), 0)
     assert done.returncode == 1

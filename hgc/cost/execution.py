@@ -26,6 +26,10 @@ class Execution:
         overlap_gradients: sums of gradients run beside the last backward; without, all of them follow it.
         fused_accumulation: over micro-batches the products of weights add to the gradients that are there, as in Megatron-LM; without, each
             gradient is written first and then added.
+        keeps_gradients: sums of gradients in a wider dtype stand beside the gradients that they add up, as in DeepSpeed's bfloat16
+            optimizer; without, each of those is freed when it has been added.
+        master_gradients: a master copy has gradients in its own dtype beside the sums in a narrower one, as in the float16 optimizers of
+            Megatron-LM and DeepSpeed.
         state_ahead: with ZeRO 1 and 2 a rank gathers the parameters of all its stages from the beginning of the step on, beside whatever
             runs, and waits for its sums of gradients at the end only, as Megatron-Core's distributed optimizer; without, a stage waits for
             its own in its first forward and last backward, as FSDP2 does. Without ``overlap_gradients`` both follow the last backward.
@@ -48,6 +52,8 @@ class Execution:
     recompute_stops_early: bool = True
     overlap_gradients: bool = True
     fused_accumulation: bool = False
+    keeps_gradients: bool = False
+    master_gradients: bool = False
     state_ahead: bool = False
     overlap_products: bool = False
     overlap_tensor: bool = False

@@ -130,7 +130,7 @@ def memory(
         parameters=add(shares.held_numel(entry) * _kept_width(shares, entry) for entry in shares.parameters),
         master=add(shares.local_numel(entry) * shares.stored(entry) for entry in shares.trained if shares.has_copy(entry)),
         buffers=costs.buffer_bytes,
-        gradients=_gradients(shares, micro_batches),
+        gradients=_gradients(shares, micro_batches, execution),
         optimizer=add(shares.held_numel(entry) * shares.stored(entry) for entry in shares.trained) * OPTIMIZER_COPIES[optimizer],
         activations=activations,
         recomputed=recomputed,
@@ -172,11 +172,16 @@ def _kept_width(shares: Shares, entry: State) -> int:
     return shares.stored(entry) if shares.is_sharded(entry) else shares.kept(entry)
 
 
-def _gradients(shares: Shares, micro_batches: int) -> Size:
+def _gradients(shares: Shares, micro_batches: int, execution: Execution) -> Size:
     """Added up in the wider of the parameters' and the sums' dtypes; ZeRO 1 has them whole until the last micro-batch."""
     total = ZERO
     for entry in shares.trained:
-        whole = shares.local_numel(entry) * max(shares.kept(entry), shares.summed(entry))
+        kept, summed = shares.kept(entry), shares.summed(entry)
+        whole = shares.local_numel(entry) * max(kept, summed)
+        if execution.keeps_gradients and kept < summed and micro_batches > 1:
+            total += shares.local_numel(entry) * kept
+        if execution.master_gradients and shares.has_copy(entry) and summed < shares.stored(entry):
+            total += shares.local_numel(entry) * shares.stored(entry)
         if not shares.is_sharded(entry):
             total += whole
         else:

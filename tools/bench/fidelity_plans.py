@@ -88,6 +88,7 @@ MEGATRON = Execution(
     regathers=True,
     recompute_written_attention=True,
     recompute_stops_early=False,
+    master_gradients=True,
     overlap_gradients=False,
     overlap_products=True,
     sends_block=True,
@@ -105,7 +106,7 @@ GENERATIONS = (
     ),
     Generation(
         *("DeepSpeed 2020-2022", ("Megatron-DeepSpeed", "DeepSpeed"), OLD_GPUS, False, 0.1, False, "float16", False),
-        replace(MEGATRON, overlap_products=False),
+        replace(MEGATRON, overlap_products=False, keeps_gradients=True),
         "a fork of Megatron-LM of the time; DeepSpeed's pipeline engine sends parts and waits, its ZeRO 1 sums behind the last backward",
     ),
     Generation(

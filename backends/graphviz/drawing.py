@@ -140,8 +140,10 @@ class _Picture:
 
     def _recomputed(self, node: fx.Node) -> bool:
         """The block, or its attention."""
-        inside = self.program.body(str(node.target).removeprefix(BODIES)).graph.nodes if node.op == "call_module" else []
-        return info(node).recompute or any(info(n).recompute for n in inside if "hgc" in n.meta)
+        if info(node).recompute or node.op != "call_module":
+            return info(node).recompute
+        inside = self.program.body(str(node.target).removeprefix(BODIES)).graph.nodes
+        return any(info(n).recompute for n in inside if "hgc" in n.meta)
 
     def _collectives(self, step: _Step) -> list[str]:
         """What the block sends in forward: ``all_gather tp × 2``."""

@@ -14,7 +14,7 @@ from torch import nn
 from hgc.backends import graphviz, parity, simulator, torchrun
 from hgc.cluster import Cluster
 from hgc.errors import PlanError
-from hgc.ir.hashing import program_hash
+from hgc.ir.hashing import program_hash, structure_hash
 from hgc.ir.program import Program
 from hgc.ir.verifier import verify as verify_program
 from hgc.passes.base import Pipeline
@@ -26,6 +26,7 @@ from hgc.passes.sharding.recompute import Recompute
 from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
 from hgc.passes.sharding.stages import cut, stage_edges, stage_plan, unsplit_reason
 from hgc.passes.sharding.tensor_parallel import TensorParallel
+from hgc.passes.sharding.twins import as_twin
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan
 from hgc.runtime import PipelineTrainer, Trainer, make_trainer
@@ -96,12 +97,21 @@ def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) ->
 def distribute_stages(traced: Program, plan: Plan, pipeline: Pipeline | None = None) -> torchrun.Pipeline:
     """Cut a traced program into the plan's stages, apply to each its strategy, and order their work as the plan's schedule says."""
     stages = cut(traced, plan)
+    known: dict[tuple[str, Strategy], tuple[Program, Program]] = {}
+    lowered = []
     for index, stage in enumerate(stages):
-        reason = unsplit_reason(stage, stage_plan(plan, index))
+        own = stage_plan(plan, index)
+        reason = unsplit_reason(stage, own)
         stage.report += [reason] if reason else []
-    lowered = tuple(distribute(stage, stage_plan(plan, index), pipeline) for index, stage in enumerate(stages))
+        key = structure_hash(stage), own.strategy
+        if key in known:
+            lowered.append(as_twin(stage, *known[key]))
+            verify_program(lowered[-1])
+        else:
+            lowered.append(distribute(stage, own, pipeline))
+            known[key] = stage, lowered[-1]
     ranks = [plan.ranks(index) for index in range(len(stages))]
-    return torchrun.Pipeline(lowered, make_schedule(plan.schedule, ranks, plan.micro_batches, stage_edges(stages)))
+    return torchrun.Pipeline(tuple(lowered), make_schedule(plan.schedule, ranks, plan.micro_batches, stage_edges(stages)))
 
 
 def simulate(

@@ -33,7 +33,8 @@ def stage_docstring(stages: Sequence[Program], plan: Plan, symbols: Symbols) -> 
     for index, strategy in enumerate(plan.strategies):
         ranks = plan.ranks(index)
         where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        yield f"    stage {index}: {plan.stages[index].blocks} blocks on {where}, {comment(str(strategy))}"
+        count = plan.stages[index].blocks
+        yield f"    stage {index}: {count} block{'s' * (count > 1)} on {where}, {comment(str(strategy))}"
     yield ""
     yield f"    torchrun --nproc-per-node {plan.devices} program.py --steps 20"
     yield ""

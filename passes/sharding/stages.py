@@ -239,8 +239,9 @@ def _build(origin: _Origin, stage: int, needs: _Needs, sent: set[fx.Node]) -> Pr
     for node in needs.received:
         values[node] = graph.placeholder(node.name)
         set_info(values[node], Info(value(node), role=RECEIVED))
+    read = _state_read(origin, stage, needs)
     for node in program.root.graph.nodes:
-        if node.op == "get_attr":
+        if node in read:
             values[node] = _copy(graph, node, values)
         elif node.op == "call_module" and origin.owners[node] == stage:
             _call(origin, node, graph, values, bodies)
@@ -249,11 +250,18 @@ def _build(origin: _Origin, stage: int, needs: _Needs, sent: set[fx.Node]) -> Pr
     results = [node for node in program.root.graph.nodes if node in sent and origin.owner(node) == stage]
     is_last = stage == max(origin.owners.values())
     graph.output(values[program.output()] if is_last else tuple(values[node] for node in results))
-    made = replace(program, root=new_root(graph, program.state, bodies), report=list(program.report), name=f"{program.name}Stage{stage}")
+    state = {name: program.state[name] for name in (str(node.target).removeprefix(STATE) for node in read)}
+    made = replace(program, root=new_root(graph, state, bodies), report=list(program.report), name=f"{program.name}Stage{stage}")
     made.results = () if is_last else tuple(node.name for node in results)
     prune(made)
     _drop_inputs(made)
     return made
+
+
+def _state_read(origin: _Origin, stage: int, needs: _Needs) -> set[fx.Node]:
+    """The root nodes of the state that the stage's blocks read, those that compute something again too."""
+    own = [node for call, owner in origin.owners.items() if owner == stage for node in _arguments(call)]
+    return {node for node in [*own, *(n for found in needs.again for n in origin.sources(found))] if node.op == "get_attr"}
 
 
 def _call(origin: _Origin, call: fx.Node, graph: fx.Graph, values: dict[fx.Node, fx.Node], bodies: dict[str, fx.GraphModule]) -> None:

@@ -57,7 +57,9 @@ class _Part(nn.Module):
         self.table = model.model.embed_tokens if start == 0 else None
         self.layers = layers[max(start - 1, 0) : min(end - 1, len(layers))]
         self.rotary = model.model.rotary_emb
-        self.norm, self.head = (model.model.norm, model.lm_head) if end == len(layers) + 2 else (None, None)
+        is_last = end == len(layers) + 2
+        self.norm = model.model.norm if is_last else None
+        self.head = model.lm_head if is_last else None
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.table(x) if self.table is not None else x

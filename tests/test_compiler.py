@@ -124,7 +124,7 @@ def test_transforms_never_change_their_input(traced: hgc.Program) -> None:
 
 
 def test_an_unknown_pass_name_lists_the_known_ones() -> None:
-    with pytest.raises(PlanError, match="no pass 'fuse'; it has pad-vocabulary, data-parallel, .*tensor-parallel, recompute"):
+    with pytest.raises(PlanError, match=r"no pass 'fuse'; it has pad-vocabulary, data-parallel, .*tensor-parallel, recompute"):
         hgc.default_pipeline().without("fuse")
 
 

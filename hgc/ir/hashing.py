@@ -73,7 +73,8 @@ def target_name(target: Any) -> str:
 def _describe(found: Info, with_paths: bool, in_root: bool) -> str:
     """A body tells its state apart by path; every other path only says where a node came from."""
     path = found.path if with_paths or (found.role in ("parameter", "buffer") and not in_root) else ""
-    return f"{found.role}|{path}|{_encode_value(found.value)}|{found.size if found.size is not None else ''}{'|recompute' if found.recompute else ''}"
+    size, again = found.size if found.size is not None else "", "|recompute" if found.recompute else ""
+    return f"{found.role}|{path}|{_encode_value(found.value)}|{size}{again}"
 
 
 def _encode_value(value: Value | tuple[Value, ...] | None) -> str:

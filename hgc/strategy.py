@@ -28,8 +28,8 @@ class Strategy:
 
     ``dp``: ranks that each take a share of the batch. ``cp``: ranks that each take a share of the sequence and pass keys and values
     around (ring attention). ``sp``: ranks that each take a share of the sequence, and in attention a share of the heads (Ulysses).
-    ``tp``: ranks that each take a share of every layer (heads, hidden channels). ``zero``: what is sharded over ``dp``,
-    ``cp`` and ``sp`` (:data:`ZERO_STAGES`). ``sequence_parallel``: between tensor-parallel regions activations are split along the sequence (Megatron-LM's
+    ``tp``: ranks that each take a share of every layer (heads, hidden channels). ``zero``: what is sharded over ``dp``, ``cp`` and ``sp``
+    (:data:`ZERO_STAGES`). ``sequence_parallel``: between tensor-parallel regions activations are split along the sequence (Megatron-LM's
     sequence parallelism). ``vocab_parallel``: embedding, output projection and cross entropy are split along the vocabulary.
     ``recompute``: ``"full"`` keeps a block's inputs only and runs its forward again before its backward, ``"selective"`` repeats the core
     of attention only. Raises :class:`PlanError` for values that no program could have.

@@ -28,7 +28,7 @@ from hgc.passes.sharding.redistribute import operator_for, price
 
 Hints = Mapping[sympy.Symbol, int]
 
-_BROADCASTS = set(overloads("expand", "broadcast_to", "zeros", "ones", "full"))
+_BROADCASTS = set(overloads("expand", "broadcast_to", "zeros", "ones", "full", "empty.memory_format"))
 """Operators whose result is the same along the dims they create."""
 
 _GATHERED_STATE = 1e18

@@ -41,6 +41,8 @@ class Preferences:
             size_bytes = self.size_bytes(shape, 4)
             if isinstance(placement, Partial):
                 total += 0.0 if summands else 2 * size_bytes  # new summands, which somebody must sum
+            elif self.layout.methods and not call.operands:
+                total += 0.0 if is_whole(placement) else size_bytes  # a constant is made again in the shape in which it is needed
             elif makes_mask:
                 total += size_bytes * self._mask_factor(shape, placement)
             elif any(map(self.is_divided, shape)):
@@ -51,7 +53,11 @@ class Preferences:
         """Every rank needs all columns of a mask: what only has these is whole, and in a ring its rows are split."""
         dims = [dim for dim, size in enumerate(shape) if self.is_divided(size)]
         if len(dims) > 1 and RING in self.layout.methods:
-            return 0.0 if isinstance(placement, Shard) and placement.dim == dims[0] and self._in_order(placement) else _REDUNDANT
+            return (
+                0.0
+                if isinstance(placement, Shard) and placement.dim == dims[0] and self._in_order(shape[dims[0]], placement)
+                else _REDUNDANT
+            )
         return 0.0 if is_whole(placement) else _REDUNDANT
 
     def is_divided(self, size: Size) -> bool:
@@ -62,10 +68,16 @@ class Preferences:
         """Split along another dim than those that the axis is there to divide, or in another order?"""
         if not isinstance(placement, Shard) or not any(map(self.is_divided, shape)):
             return False
-        return not self.is_divided(shape[placement.dim]) or not self._in_order(placement)
+        return not self.is_divided(shape[placement.dim]) or not self._in_order(shape[placement.dim], placement)
 
-    def _in_order(self, shard: Shard) -> bool:
-        return not self.layout.zigzag or zigzag_runs(shard.parts) is not None
+    def _in_order(self, size: Size, shard: Shard) -> bool:
+        """Are the positions of each sequence along a dim of this size cut as those of the inputs?"""
+        if not self.layout.methods:
+            return True
+        runs = zigzag_runs(shard.parts) if self.layout.zigzag else shard.parts
+        if not isinstance(runs, int | sympy.Expr):
+            return False
+        return any((size / (runs * symbol)).is_Rational for symbol in size.free_symbols & self.layout.divided)
 
     def size_bytes(self, shape: tuple[Size, ...], item: int) -> float:
         """Bytes of a tensor whose elements take ``item`` each, for the hints."""

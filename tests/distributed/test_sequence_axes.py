@@ -16,6 +16,7 @@ from hgc.ir import ops
 from hgc.ir.program import Program
 from hgc.plan import Plan
 from hgc.strategy import Strategy
+from hgc.tools.bench.zoo import find
 from hgc.tracing import trace
 from tests.distributed.lowered import run_lowered
 from tests.families import FAMILIES, Built, token_ids
@@ -120,6 +121,15 @@ def movers(program: Program) -> set[str]:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "t5"])
 def test_nothing_but_attention_communicates(family: str, plan: str) -> None:
     assert movers(lowered(family, plan)) == set()
+
+
+@pytest.mark.parametrize("family", ["OPT", "Mixtral", "DeepSeek-V3"])
+def test_experts_and_counted_positions_need_nothing_else(family: str) -> None:
+    """Tokens sharded in zigzag order are routed where they are; positions counted from a mask are cut where they are made."""
+    pytest.importorskip("transformers")
+    entry = find(family)
+    program = trace(entry.build("small"), entry.batch(4, 16))
+    assert movers(distribute(program, Plan(Strategy(cp=2, sp=2)))) == set()
 
 
 @pytest.mark.parametrize("plan", ["sp2", "cp2"])

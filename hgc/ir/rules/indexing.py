@@ -23,6 +23,11 @@ def index_select(call: Call) -> Iterator[Case]:
             yield call.case({x.index: Shard(own)}, Shard(own))
     if index.rank == 1 and call.divides(index.shape[0]):
         yield call.case({index.index: Shard(0)}, Shard(dim))
+    for operand, found in strided_inputs(call):
+        if operand is x and found.dim != dim:
+            yield call.case({x.index: found}, found)
+        elif operand is index and index.rank == 1 and not is_order(found):
+            yield call.case({index.index: found}, Shard(dim, found.parts))
 
 
 @rule(*overloads("gather"))
@@ -39,6 +44,12 @@ def gather(call: Call) -> Iterator[Case]:
             yield call.case({index.index: Shard(own)}, Shard(own))
         elif index.shape[own] == x.shape[own]:
             yield call.case({x.index: Shard(own), index.index: Shard(own)}, Shard(own))
+    for operand, found in strided_inputs(call):
+        if found.dim == dim:
+            if operand is index and not is_order(found):
+                yield call.case({index.index: found}, found)
+        elif index.shape[found.dim] == x.shape[found.dim]:
+            yield call.case({x.index: found, index.index: found}, found)
 
 
 @rule(*overloads("scatter.src", "scatter.value", "scatter_add", "scatter.reduce", "scatter_reduce.two"))
@@ -50,6 +61,9 @@ def scatter(call: Call) -> Iterator[Case]:
     for own in range(x.rank):
         if own != dim and call.divides(x.shape[own]) and all(o.shape[own] == x.shape[own] for o in call.operands):
             yield call.case({o.index: Shard(own) for o in call.operands}, Shard(own))
+    for _, found in strided_inputs(call):
+        if found.dim != dim and all(o.shape[found.dim] == x.shape[found.dim] for o in call.operands):
+            yield call.case({o.index: found for o in call.operands}, found)
 
 
 @rule(*overloads("index_add", "index_copy", "index_fill.int_Scalar"))

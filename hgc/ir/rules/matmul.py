@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hgc.ir.placement import Placement, Shard
-from hgc.ir.rules.core import PARTIAL, Call, Case, overloads, rule, strided_inputs
+from hgc.ir.rules.core import PARTIAL, Call, Case, Operand, overloads, rule, strided_inputs
 
 
 @rule(*overloads("linear"))
@@ -50,6 +50,7 @@ def matmul(call: Call) -> Iterator[Case]:
                 placed[operand.index] = Shard(own)
         if placed and call.divides(call.shape[dim]):
             yield call.case(placed, Shard(dim))
+    yield from _strided_product(call, a, b, batch, row, column)
     if row is not None and call.divides(a.shape[-2]):
         yield call.case({a.index: Shard(a.rank - 2)}, Shard(row))
     if column is not None and call.divides(b.shape[-1]):
@@ -58,6 +59,23 @@ def matmul(call: Call) -> Iterator[Case]:
         yield call.case({a.index: Shard(a.rank - 1), b.index: Shard(inner)}, PARTIAL)
     yield call.case({a.index: PARTIAL}, PARTIAL)
     yield call.case({b.index: PARTIAL}, PARTIAL)
+
+
+def _strided_product(call: Call, a: Operand, b: Operand, batch: int, row: int | None, column: int | None) -> Iterator[Case]:
+    """Strided shards of batch dims, rows and columns stay as they are."""
+    for operand, found in strided_inputs(call):
+        if operand is a and row is not None and found.dim == a.rank - 2:
+            yield call.case({a.index: found}, Shard(row, found.parts))
+        elif operand is b and column is not None and found.dim == b.rank - 1:
+            yield call.case({b.index: found}, Shard(column, found.parts))
+        elif found.dim < operand.rank - 2:
+            dim = found.dim + batch - (operand.rank - 2)
+            placed: dict[int, Placement] = {}
+            for each in (a, b):
+                own = dim - (batch - (each.rank - 2))
+                if 0 <= own < each.rank - 2 and each.shape[own] == call.shape[dim]:
+                    placed[each.index] = Shard(own, found.parts)
+            yield call.case(placed, Shard(dim, found.parts))
 
 
 @rule(*overloads("einsum"))

@@ -201,6 +201,11 @@ def write_along(call: Call) -> Iterator[Case]:
     for dim in range(x.rank):
         if (dim != own or all_of_it) and call.divides(x.shape[dim]):
             yield call.case({x.index: Shard(dim), source.index: Shard(dim - (drops and dim > own))}, Shard(dim))
+    for operand, found in strided_inputs(call):
+        dim = found.dim + (drops and operand is source and found.dim >= own)
+        if dim != own:
+            placed: dict[int, Placement] = {x.index: Shard(dim, found.parts), source.index: Shard(dim - (drops and dim > own), found.parts)}
+            yield call.case(placed, Shard(dim, found.parts))
 
 
 @rule(*overloads("repeat"))

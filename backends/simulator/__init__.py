@@ -1,7 +1,7 @@
 """Discrete-event simulation of a plan: step time, where it goes, memory, and a timeline; see docs/design/simulator.md."""
 
 from hgc.backends.simulator.engine import play
-from hgc.backends.simulator.result import Simulation, StageMemory
+from hgc.backends.simulator.result import DeviceMemory, Simulation, StageMemory
 from hgc.backends.simulator.simulate import USUAL, Options, simulate
 from hgc.backends.simulator.stages import StageProgram
 from hgc.backends.simulator.timeline import Axis, Event, Parts, Timeline
@@ -10,6 +10,7 @@ from hgc.backends.simulator.work import Meeting, Message, Step, Work
 __all__ = [
     "USUAL",
     "Axis",
+    "DeviceMemory",
     "Event",
     "Meeting",
     "Message",

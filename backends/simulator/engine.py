@@ -11,13 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hgc.backends.simulator.timeline import ACTIONS, Axis, Event, Parts, Timeline
-from hgc.backends.simulator.work import COMPUTE, OPTIMIZER, Meeting, Message, Steps, Work
+from hgc.backends.simulator.work import COMPUTE, OPTIMIZER, SEND, Meeting, Message, Steps, Work
 from hgc.errors import PlanError
 from hgc.schedule import Action, Schedule
 from hgc.schedule.layout import Edge, Layout, layout
-
-SEND = "pp"
-"""The stream, and the axis in reports, of messages between stages."""
 
 
 @dataclass(eq=False)

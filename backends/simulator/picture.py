@@ -10,7 +10,7 @@ from pathlib import Path
 from hgc import records
 from hgc.backends.simulator.numbers import seconds
 from hgc.backends.simulator.timeline import ACTIONS, Event, Timeline
-from hgc.backends.simulator.work import COMPUTE, OPTIMIZER
+from hgc.backends.simulator.work import COMPUTE, OPTIMIZER, SEND
 from hgc.errors import ArtifactError
 from hgc.schedule.actions import shown_ranks
 
@@ -43,21 +43,26 @@ def save(timeline: Timeline, path: str | Path) -> None:
 def draw(timeline: Timeline) -> str:
     """The text of the picture."""
     scale = WIDTH / timeline.step_s if timeline.step_s else 0.0
-    axes = sorted({event.row for events in timeline.events for event in events} - {ACTIONS, COMPUTE, OPTIMIZER})
+    axes = sorted({_row(event) for events in timeline.events for event in events} - {ACTIONS, COMPUTE})
     y, shapes = TOP, list[str]()
     used: dict[str, str] = {}
     for ranks, events in zip(timeline.ranks, timeline.events, strict=True):
         name = f"rank{'s' * (len(ranks) > 1)} {shown_ranks(ranks)}"
         shapes.append(_text(LEFT - 8, y + 15, name if len(name) < 20 else f"{name[:17]}...", "end"))
-        for row in [ACTIONS, *(axis for axis in axes if any(event.row == axis for event in events))]:
+        for row in [ACTIONS, *(axis for axis in axes if any(_row(event) == axis for event in events))]:
             height = TALL if row == ACTIONS else THIN
-            shown = [event for event in events if event.row in ((ACTIONS, OPTIMIZER) if row == ACTIONS else (row,))]
+            shown = sorted((event for event in events if _row(event) == row), key=lambda event: event.begin_s)
             boxes = _joined(_box(e, scale, axes, used) for e in shown if e.end_s > e.begin_s)
             shapes.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{height}" fill="#f4f4f5"/>')
             shapes += [_rectangle(box, y, height) for box in boxes]
             y += height + 1
         y += GAP
     return "\n".join([*_head(y + 30, timeline, used), *shapes, *_ticks(y, timeline.step_s), "</svg>", ""])
+
+
+def _row(event: Event) -> str:
+    """Actions and the optimizer share a row, and so do the messages to and from all other stages."""
+    return ACTIONS if event.row == OPTIMIZER else event.row.split()[0] if event.row.startswith(f"{SEND} ") else event.row
 
 
 def _box(event: Event, scale: float, axes: Sequence[str], used: dict[str, str]) -> _Box:
@@ -71,8 +76,8 @@ def _look(event: Event, axes: Sequence[str], used: dict[str, str]) -> tuple[str,
         kind = event.name.strip("0123456789")
         label, key = event.name, kind
     else:
-        label, key = "", "send" if event.row.startswith("pp ") else event.row
-    communicating = [axis for axis in axes if not axis.startswith("pp ")]
+        label, key = "", "send" if _row(event) == SEND else event.row
+    communicating = [axis for axis in axes if axis != SEND]
     colour = COLOURS[key] if key in COLOURS else AXIS_COLOURS[communicating.index(key) % len(AXIS_COLOURS)]
     used[LABELS.get(key, key)] = colour
     return colour, label
@@ -95,11 +100,11 @@ def _rectangle(box: _Box, y: float, height: float) -> str:
     width = max(box.end - box.x, 0.3)
     label = box.label.lstrip("0123456789")[1:]
     shown = label if width > 7 * len(label) + 2 and height == TALL else ""
-    title = f"<title>{escape(box.label)}</title>" if box.label and width > 1 else ""
+    title = f"<title>{escape(box.label)}</title>" if box.label and width > 2 else ""
     full = min(1.0, box.busy / width)
     pale = f' opacity="{max(full, 0.2):.2f}"' if height == THIN and full < 0.95 else ""
     edge = ' stroke="white" stroke-width="0.6"' if width > 3 and height == TALL else ""
-    found = f'<rect x="{LEFT + box.x:.2f}" y="{y}" width="{width:.2f}" height="{height}" fill="{box.colour}"{edge}{pale}>{title}</rect>'
+    found = f'<rect x="{LEFT + box.x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{box.colour}"{edge}{pale}>{title}</rect>'
     return found + (_text(LEFT + box.x + width / 2, y + 15, shown, "middle", "white") if shown else "")
 
 

@@ -27,24 +27,39 @@ class StageMemory:
 
 
 @dataclass(frozen=True)
+class DeviceMemory:
+    """The same for a device with all its ``stages``; ``ranks`` are alike."""
+
+    ranks: tuple[int, ...]
+    stages: tuple[int, ...]
+    terms: tuple[tuple[str, float], ...]
+    total: float
+
+
+@dataclass(frozen=True)
 class Simulation:
     """What a training step is predicted to take.
 
     ``step_s``: from its beginning to the end of the last rank's optimizer. ``parts``: where that time goes, on average over ranks.
-    ``memory``: of each stage; ``peak_bytes``: of the fullest device, with all its stages. ``between_nodes_bytes``: what leaves nodes in
-    one step, of all ranks together. ``notes``: assumptions and gaps.
+    ``memory``: of each stage; ``fullest``: of the device that holds most. ``between_nodes_bytes``: what leaves nodes in one step, of all
+    ranks together. ``notes``: assumptions and gaps.
     """
 
     step_s: float
     parts: Parts
     memory: tuple[StageMemory, ...]
-    peak_bytes: float
+    fullest: DeviceMemory
     between_nodes_bytes: float
     timeline: Timeline = field(repr=False)
     devices: int = 1
     micro_batches: int = 1
     schedule: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the fullest device."""
+        return self.fullest.total
 
     def save_trace(self, path: str | Path) -> None:
         """Write the timeline as JSON that Perfetto and chrome://tracing open."""
@@ -69,12 +84,11 @@ class Simulation:
         yield "  optimizer", self._share(self.parts.optimizer_s)
         if self.parts.bubble_s > 1e-9 * self.step_s:
             yield "  bubble", self._share(self.parts.bubble_s)
-        fullest = max(self.memory, key=lambda stage: stage.total)
-        many = f", stage {fullest.stage} of {len(self.memory)}" if len(self.memory) > 1 else ""
-        where = f"rank{'s' * (len(fullest.ranks) > 1)} {shown_ranks(fullest.ranks)}{many}"
+        of = f", stage{'s' * (len(self.fullest.stages) > 1)} {shown_ranks(self.fullest.stages)} of {len(self.memory)}"
+        where = f"rank{'s' * (len(self.fullest.ranks) > 1)} {shown_ranks(self.fullest.ranks)}{of if len(self.memory) > 1 else ''}"
         yield "memory", f"{size(self.peak_bytes):>9}         on the fullest device, {where}"
-        for name, amount in sorted(fullest.terms, key=lambda term: -term[1]):
-            if amount >= _SHOWN * fullest.total:
+        for name, amount in sorted(self.fullest.terms, key=lambda term: -term[1]):
+            if amount >= _SHOWN * self.peak_bytes:
                 yield f"  {name}", f"{size(amount):>9}"
         if self.between_nodes_bytes:
             yield "between nodes", f"{size(self.between_nodes_bytes):>9}         of all ranks, each step"

@@ -11,6 +11,9 @@ from hgc.schedule.layout import Edge
 COMPUTE, OPTIMIZER = "compute", "optimizer"
 """Streams of work on the device itself, which are one; every other stream carries communication and is named after its axis."""
 
+SEND = "pp"
+"""The axis, in reports, of messages between stages; each direction between two stages is a stream."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -78,7 +78,7 @@ class Schedule:
                 hosts.setdefault(stage, set()).update(ranks)
         return tuple(tuple(sorted(hosts.get(stage, ()))) for stage in range(max(hosts, default=-1) + 1))
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         return max((action.micro_batch + 1 for ranks in self.groups for action in self.lists[ranks[0]]), default=0)
 

@@ -32,7 +32,8 @@ class Execution:
             Megatron-LM and DeepSpeed.
         state_ahead: with ZeRO 1 and 2 a rank gathers the parameters of all its stages from the beginning of the step on, beside whatever
             runs, and waits for its sums of gradients at the end only, as Megatron-Core's distributed optimizer; without, a stage waits for
-            its own in its first forward and last backward, as FSDP2 does. Without ``overlap_gradients`` both follow the last backward.
+            its own in its first forward and last backward, as FSDP2 does. Gradients are then summed in the buffers that they were made
+            in. Without ``overlap_gradients`` both follow the last backward.
         overlap_products: in backward a collective runs beside the weights' products behind it, as Megatron-LM's asynchronous tensor
             parallelism does.
         overlap_tensor: gathers and scatters over ``tp`` run in as many pieces as there are ranks beside the products that they feed or

@@ -136,7 +136,7 @@ def memory(
         recomputed=recomputed,
         batch=_batch_bytes(program),
         gathered=gathered,
-        communication=_communication(shares),
+        communication=_communication(shares, execution),
         logits=per_batch(largest(loss)),
         workspace=per_batch(largest(others)),
         reserve=_reserve(reserve, program, activations + recomputed + gathered),
@@ -184,9 +184,16 @@ def _gradients(shares: Shares, micro_batches: int, execution: Execution) -> Size
             total += shares.local_numel(entry) * shares.stored(entry)
         if not shares.is_sharded(entry):
             total += whole
+        elif _in_place(shares, execution):
+            total += whole
         else:
             total += shares.held_numel(entry) * shares.stored(entry) + (whole if shares.zero == 1 and micro_batches > 1 else ZERO)
     return total
+
+
+def _in_place(shares: Shares, execution: Execution) -> bool:
+    """Are gradients summed and shared out in the buffers that they were made in, as in Megatron-Core's distributed optimizer?"""
+    return execution.state_ahead and shares.zero in (1, 2)
 
 
 def _gathered(shares: Shares) -> Size:
@@ -201,8 +208,10 @@ def _whole_bytes(shares: Shares, unit: Unit) -> Size:
     return add(shares.local_numel(entry) * shares.gathered(entry, unit) for entry in unit.entries)
 
 
-def _communication(shares: Shares) -> Size:
+def _communication(shares: Shares, execution: Execution) -> Size:
     """The next bucket's gradients exist while its buffer waits for them; a unit's, and the flat copy that is reduced and scattered."""
+    if _in_place(shares, execution):
+        return ZERO
     buckets = [sum(int(shares.local_numel(entry)) * shares.summed(entry) for entry in bucket) for _, bucket in shares.buckets()]
     units = [
         add(shares.local_numel(e) * (shares.gathered(e, unit) + shares.summed(e)) for e in unit.entries if e.value.requires_grad)

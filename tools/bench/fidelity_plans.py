@@ -66,6 +66,7 @@ class Generation:
         interleaves: pipelines have as many virtual stages as fit, where a row does not say.
         execution: what overlaps, and what is fused.
         reason: where this is said.
+        recompute: where a row does not say; "": the least that fits into memory.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Generation:
     interleaves: bool
     execution: Execution
     reason: str
+    recompute: str = ""
 
 
 OLD_GPUS = ("V100", "A100", "A800")
@@ -133,9 +135,13 @@ GENERATIONS = (
         "ultra-scale playbook: flash attention; gradients accumulated in float32",
     ),
     Generation(
-        *("compiled", ("torchtitan", "fms-fsdp", "MaxText", "Maxtext", "Paxml", "NeMo AutoModel"), (), True, 0.0, True, "float32", False),
-        COMPILED,
-        "torch.compile or XLA fuse pointwise chains; FSDP2 and XLA gather ahead",
+        *("compiled", ("torchtitan", "fms-fsdp", "NeMo AutoModel"), (), True, 0.0, True, "float32", False, COMPILED),
+        "torch.compile fuses pointwise chains; FSDP2 prefetches",
+    ),
+    Generation(
+        *("JAX", ("MaxText", "Maxtext", "Paxml"), (), True, 0.0, True, "float32", False, COMPILED),
+        "XLA fuses pointwise chains and gathers ahead; layers are recomputed unless a recipe says otherwise (MaxText: remat_policy full)",
+        recompute="full",
     ),
 )
 
@@ -287,10 +293,10 @@ def _stages(layout: Layout, strategy: Strategy, layers: int) -> tuple[Stage, ...
     return tuple(Stage(number, index % layout.pp * strategy.devices) for index, number in enumerate(blocks))
 
 
-def recompute_of(row: Row) -> str | None:
-    """What the source says of recomputation; ``None``: nothing. Rules that repeat some operators count as the core of attention."""
+def recompute_of(row: Row) -> str:
+    """What is known of recomputation; "": nothing. Rules that repeat some operators count as the core of attention."""
     if not row.recompute:
-        return None
+        return generation_of(row).recompute
     return "full" if row.recompute == "full" else "none" if row.recompute in ("none", "minimal_flash") else "selective"
 
 

@@ -65,8 +65,8 @@ class Predictor:
     def _simulated(self, case: Case, capacity: float) -> tuple[Simulation, tuple[str, ...]]:
         """Where the source says nothing of recomputation, it is the least that fits into memory."""
         stated = recompute_of(case.row)
-        if stated is not None:
-            return self._simulate(case, stated), ()
+        if stated:
+            return self._simulate(case, stated), () if case.row.recompute else (f"recomputation is not stated, {stated!r} assumed",)
         for recompute in RECOMPUTE:
             found = self._simulate(case, recompute)
             if found.peak_bytes <= capacity:

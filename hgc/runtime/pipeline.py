@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hgc.errors import ArtifactError, PlanError
+from hgc.ir.ops import random
 from hgc.ir.ops.collectives import sum_over
 from hgc.ir.ops.groups import describe
 from hgc.runtime import batches, checkpoint, weights
@@ -85,8 +86,9 @@ class PipelineTrainer:
 
     def _run(self, batch: batches.Batch, trains: bool) -> Tensor:
         parts, sizes = self._parts(batch)
+        seed = random.next_seed(())
         for stage in self._stages.values():
-            stage.begin(parts, trains)
+            stage.begin(parts, trains, seed)
         # backward in this thread: recomputed operators look up their groups, and the table belongs to the thread
         with torch.autograd.set_multithreading_enabled(False):
             self._executor.run(self._stages, self._shapes(sizes), trains)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from hgc._torch_compat import backward_of_inputs, backward_of_parameters, backward_splits, settled
+from hgc.ir.ops import random
 from hgc.runtime.batches import local_batch
 from hgc.runtime.checkpoint import Stored
 from hgc.runtime.fsdp import before_micro_batch, release_gathered
@@ -36,6 +37,7 @@ class _Work:
 
     parts: list[dict[str, Tensor]]
     trains: bool
+    seed: int
     backwards: int
     alive: dict[int, _Alive] = field(default_factory=dict)
     losses: dict[int, Tensor] = field(default_factory=dict)
@@ -55,15 +57,15 @@ class StageTrainer(Trainer):
         super().__init__(model, plan.stage_plan(index), mesh=mesh, **options)
         self.index, self.stage = index, plan.stages[index]
         self._values = plan.values
-        self._work = _Work([], False, 0)
+        self._work = _Work([], False, 0, 0)
         self._splits: bool | None = None
 
     # -- a step -----------------------------------------------------------------------------------------------------------------------
 
-    def begin(self, parts: Sequence[Mapping[str, Tensor]], trains: bool) -> None:
-        """Before the first micro-batch; ``parts`` are the global tensors of each."""
+    def begin(self, parts: Sequence[Mapping[str, Tensor]], trains: bool, seed: int) -> None:
+        """Before the first micro-batch; ``parts`` are the global tensors of each, ``seed`` is alike on all ranks."""
         own = [{name: part[name] for name in self.plan.inputs} for part in parts]
-        self._work = _Work([local_batch(part, self.plan, self.mesh) for part in own], trains, len(parts))
+        self._work = _Work([local_batch(part, self.plan, self.mesh) for part in own], trains, seed, len(parts))
         for share in self._shares.values():
             share.refresh()
             if trains:
@@ -92,7 +94,9 @@ class StageTrainer(Trainer):
         given = dict(self._work.parts[micro_batch])
         given = {name: self.dtypes.input(tensor) for name, tensor in given.items()}
         given |= {parameter: received[name] for parameter, (name, _) in self.stage.receives.items()}
-        with self.mesh.active(), self.dtypes.computing(self.mesh.device):
+        # stages draw different numbers, and the ranks of one stage the same, whatever the order of work
+        numbers = random.stream(random.derived_seed(self._work.seed, self.index, micro_batch))
+        with self.mesh.active(), self.dtypes.computing(self.mesh.device), numbers:
             returned = self.model(**given)
         results = self._by_name(returned)
         if LOSS in results:

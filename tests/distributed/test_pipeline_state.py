@@ -18,6 +18,7 @@ from hgc.backends import torchrun
 from hgc.backends.parity.case import without_dropout
 from hgc.backends.parity.threads import run_ranks
 from hgc.errors import ArtifactError, PlanError, ShardingError
+from hgc.ir.ops.random import get_state
 from hgc.plan import Plan
 from hgc.strategy import Strategy
 from tests.distributed.pipelines import MakePlan, emitted, even, subject, unlike
@@ -170,6 +171,32 @@ def test_export_is_the_users_state(folder: Path, tmp_path: Path) -> None:
     state = subject("gpt2").cases[torch.float64].state
     assert found.keys() == state.keys() - {"lm_head.weight"}
     assert all(torch.allclose(tensor.double(), state[name]) for name, tensor in found.items())
+
+
+def test_random_numbers_differ_between_stages_and_stay_in_step(folder: Path) -> None:
+    """Every stage and micro-batch has its own; a step takes one draw on every rank, so a checkpoint's state fits all of them."""
+    model, plan, devices = program("pp2 x dp2", folder)
+
+    def look(rank: int) -> tuple[list[Tensor], Tensor]:
+        trainer, _ = trainer_of(model, plan)
+        seen: list[Tensor] = []
+        for stage in trainer._stages.values():
+            forward = stage.model.forward
+
+            def watched(*args: Tensor, forward: Any = forward, **kwargs: Tensor) -> Any:
+                seen.append(get_state())
+                return forward(*args, **kwargs)
+
+            stage.model.forward = watched
+        trainer.step(batch(0))
+        return seen, get_state()
+
+    found = run_ranks(devices, look)
+    drawn = [tuple(tuple(state.tolist()) for state in seen) for seen, _ in found]
+    assert drawn[0] == drawn[1]
+    assert drawn[2] == drawn[3]
+    assert len({state for seen in drawn for state in seen}) == 4
+    assert all(torch.equal(state, found[0][1]) for _, state in found)
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------------------------

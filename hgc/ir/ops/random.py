@@ -86,6 +86,27 @@ def seeded(seed: int) -> Iterator[None]:
                 generator.set_state(state)
 
 
+def derived_seed(seed: int, *numbers: int) -> int:
+    """A seed for each combination of ``numbers``."""
+    text = f"{seed}|" + ",".join(map(str, numbers))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+@contextmanager
+def stream(seed: int) -> Iterator[None]:
+    """Inside, all random numbers of this rank follow from ``seed``; outside they go on as if nothing had been drawn."""
+    if _root.generator is None:
+        with seeded(seed):
+            yield
+        return
+    before = _root.generator.get_state()
+    try:
+        _root.generator.manual_seed(seed)
+        yield
+    finally:
+        _root.generator.set_state(before)
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _dropout_along(x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
     with random_axes(axes):

@@ -182,9 +182,7 @@ def _gradients(shares: Shares, micro_batches: int, execution: Execution) -> Size
             total += shares.local_numel(entry) * kept
         if execution.master_gradients and shares.has_copy(entry) and summed < shares.stored(entry):
             total += shares.local_numel(entry) * shares.stored(entry)
-        if not shares.is_sharded(entry):
-            total += whole
-        elif _in_place(shares, execution):
+        if not shares.is_sharded(entry) or _in_place(shares, execution):
             total += whole
         else:
             total += shares.held_numel(entry) * shares.stored(entry) + (whole if shares.zero == 1 and micro_batches > 1 else ZERO)

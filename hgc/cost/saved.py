@@ -22,6 +22,7 @@ from hgc.cost.kernels import NO_KERNELS, Kernels, Recorder, recording
 from hgc.cost.stand_ins import STAND_INS
 from hgc.cost.symbolic import ZERO, BodyCost, Communication, Kept, NodeCost, OutputCost, Result
 from hgc.ir import ops
+from hgc.ir.hashing import body_hash
 from hgc.ir.ops.groups import Group
 from hgc.ir.program import Program
 from hgc.ir.value import Info, Size, Value, info, is_size
@@ -57,7 +58,32 @@ def measure(
     ``dtypes``: of the body's inputs, where they are not those of the trace; ``autocast``: what torch's autocast computes products in.
 
     A node that cannot run on fake tensors is counted as keeping all its operands and results, without FLOPs; ``BodyCost.notes`` says so.
+    Bodies that are alike (in several stages, say) are measured once.
     """
+    body, symbols = program.body(name), sorted((str(s), found.meaning, found.hint) for s, found in program.symbols.items())
+    names = tuple(node.name for node in body.graph.nodes)
+    key = (
+        name,
+        body_hash(body),
+        names,
+        tuple(program.mesh.items()),
+        tuple(symbols),
+        bool(program.assumptions),
+        tuple(dtypes or ()),
+        autocast,
+    )
+    if key not in _KNOWN:
+        if len(_KNOWN) == _MOST_KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)))
+        _KNOWN[key] = _measured(program, name, dtypes, autocast)
+    return _KNOWN[key]
+
+
+_KNOWN: dict[tuple[Any, ...], BodyCost] = {}
+_MOST_KNOWN = 256
+
+
+def _measured(program: Program, name: str, dtypes: Sequence[torch.dtype | None] | None, autocast: torch.dtype | None) -> BodyCost:
     mode = symbolic_mode()
     groups = {axis: Group(axis, size, 0, None) for axis, size in program.mesh.items()}  # type: ignore[arg-type]
     with running_in(mode), ops.use(groups):

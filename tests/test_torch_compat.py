@@ -217,3 +217,26 @@ def test_watched_calls_and_their_flops() -> None:
             torch.ops.aten.linear.default(x, w).sum().backward()
     assert [call for call in found if call[1] != "0"] == [("aten::mm", f"30*{n}")] * 2
     assert ("aten::sum", "0") in found
+
+
+def test_backward_in_two_halves() -> None:
+    """Gradients of inputs first, those of parameters later, equal to the whole; a result that is a view can be given."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    x = torch.randn(3, 4, requires_grad=True)
+    expected = torch.autograd.grad(second(first(x).tanh()).view(12).sum(), [x, *first.parameters(), *second.parameters()])
+    result = second(first(x).tanh()).view(12)
+    parameters = [*first.parameters(), *second.parameters()]
+    assert compat.backward_splits([result], [x])
+    (found,), rest = compat.backward_of_inputs([result], [torch.ones(12)], [x], parameters)
+    assert found is not None
+    torch.testing.assert_close(found, expected[0])
+    assert all(parameter.grad is None for parameter in parameters)
+    compat.backward_of_parameters(parameters, rest)
+    for parameter, gradient in zip(parameters, expected[1:], strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_result_past_all_inputs_does_not_split() -> None:
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    assert not compat.backward_splits([layer(x), layer.weight * 2], [x])

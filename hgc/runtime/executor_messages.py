@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hgc.runtime.executor_exchange import Side, Transfer, exchange, local_shape
-from hgc.runtime.executor_transport import Handle, Transport
+from hgc.runtime.executor_transport import Handle, Transport, wait
 from hgc.schedule import Action, Schedule
 
 Way = Literal["F", "B"]
@@ -43,6 +43,11 @@ class Message:
     link: Link
     way: Way
     micro_batch: int
+
+    def __str__(self) -> str:
+        a, b = (self.link.maker, self.link.reader) if self.way == "F" else (self.link.reader, self.link.maker)
+        what = "" if self.way == "F" else "gradient of "
+        return f"{what}{self.link.value!r} (micro-batch {self.micro_batch}, stage {a} to {b})"
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Post:
 
     def __init__(self, routes: Routes, transport: Transport, device: torch.device) -> None:
         self._routes, self._transport, self._device = routes, transport, device
-        self._sending: deque[tuple[Handle, Tensor]] = deque()
+        self._sending: deque[tuple[Handle, Tensor, int]] = deque()
         self._inboxes = {source: _Inbox(source, order, self._receive) for source, order in routes.incoming.items()}
         self._own: dict[Message, Tensor] = {}
 
@@ -114,7 +119,7 @@ class Post:
             if transfer.target == self._routes.rank:
                 self._own[message] = packed
             else:
-                self._sending.append((self._transport.send(packed, transfer.target), packed))
+                self._sending.append((self._transport.send(packed, transfer.target), packed, transfer.target))
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
 
@@ -133,7 +138,8 @@ class Post:
     def finish(self) -> None:
         """Wait until all that was sent has left."""
         while self._sending:
-            self._sending.popleft()[0].wait()
+            handle, _, target = self._sending.popleft()
+            wait(handle, "a message to", target)
         assert all(inbox.read == len(inbox.order) for inbox in self._inboxes.values()), "a message was sent and never read"
 
     def _arrived(self, message: Message, transfer: Transfer) -> Tensor:
@@ -168,7 +174,7 @@ class _Inbox:
         assert found is not None, f"{message} is read twice"
         self._posted[number] = None
         self.read += 1
-        found[0].wait()
+        wait(found[0], f"the message {message} from", self.source)
         return found[1]
 
 

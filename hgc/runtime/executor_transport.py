@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
+
+from hgc.errors import HgcError
 
 
 class Handle(Protocol):
@@ -31,6 +34,19 @@ class Transport(Protocol):
     def receive(self, tensor: Tensor, source: int) -> Handle:
         """The tensor is filled when ``wait`` of the handle returns."""
         ...
+
+
+class MessageError(HgcError):
+    """A message did not come through: the rank at its other end has ended, or the network has failed."""
+
+
+def wait(handle: Handle, what: str, other: int) -> None:
+    """Wait for a message; raises :class:`MessageError` naming it and the other rank."""
+    try:
+        handle.wait()
+    except RuntimeError as error:
+        reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).partition(". ")[0][:200]  # without the place in gloo's source
+        raise MessageError(f"{what} rank {other} failed ({reason}); if that rank has ended, its own output says why") from error
 
 
 class Distributed:

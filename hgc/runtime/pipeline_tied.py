@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hgc.errors import PlanError
 from hgc.runtime.executor_exchange import Transfer, transfers
 from hgc.runtime.executor_messages import pack, unpack
-from hgc.runtime.executor_transport import Handle, Transport
+from hgc.runtime.executor_transport import Handle, Transport, wait
 from hgc.runtime.mesh import Mesh
 from hgc.runtime.pipeline_info import PipelineInfo
 from hgc.runtime.pipeline_stage import StageTrainer
@@ -77,8 +77,8 @@ class TiedGradients:
             before = self._before.pop((name, stage), None)
             parameter.grad = total if before is None else total.add_(before)
         for handles in sent:
-            for handle, _ in handles:
-                handle.wait()
+            for handle, _, target in handles:
+                wait(handle, "a tied gradient to", target)
 
     def _parameters(self) -> Iterable[tuple[str, int, nn.Parameter]]:
         for name, found in sorted(self._holders.items()):
@@ -86,11 +86,11 @@ class TiedGradients:
                 if stage in self._stages:
                     yield name, stage, self._stages[stage].parameter(name)
 
-    def _send(self, way: _Way) -> list[tuple[Handle, Tensor]]:
+    def _send(self, way: _Way) -> list[tuple[Handle, Tensor, int]]:
         local = _gradient(self._stages[way.source].parameter(way.name))
         mine = [t for t in way.transfers if t.source == self._rank and t.target != self._rank]
         packed = [(pack(local, transfer), transfer.target) for transfer in mine]
-        return [(self._transport.send(tensor, target), tensor) for tensor, target in packed]
+        return [(self._transport.send(tensor, target), tensor, target) for tensor, target in packed]
 
     def _receive(self, way: _Way, own: Mapping[tuple[str, int], Tensor]) -> Tensor:
         local = torch.zeros_like(own[way.name, way.target])
@@ -102,7 +102,7 @@ class TiedGradients:
                 buffer = torch.empty(transfer.numel, dtype=local.dtype, device=self._device)
                 posted.append((self._transport.receive(buffer, transfer.source), buffer, transfer))
         for handle, buffer, transfer in posted:
-            handle.wait()
+            wait(handle, f"the gradient of tied {way.name!r} from", transfer.source)
             unpack(buffer, transfer, local)
         return local
 

@@ -113,3 +113,10 @@ def run_steps(trainer: runtime.Trainer, case: Case) -> Outcome:
         optimizer.step()
         optimizer.zero_grad()
     return Outcome(losses, gradients, trainer.full_state_dict())
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("family", "text"), [("llama", "dp2 tp2 zero2 recompute"), ("gpt2", "dp2 zero3 recompute-selective micro2")])
+def test_processes_agree_with_the_model(family: str, text: str) -> None:
+    model, batch = FAMILIES[family]()
+    assert hgc.compile(model, batch, plan=plan_of(text)).verify(steps=3).ok

@@ -275,7 +275,7 @@ def _cast(o: Operation) -> Expression | None:
 def _attention(o: Operation) -> Expression:
     """torch's own function where it says everything."""
     plain = o["sinks"] is None and not o["softcap"] and not o["window"] and not (o["dropout"] and o["random_axes"])
-    plain = plain and o["exchange_axis"] is None and o["ring_axis"] is None
+    plain = plain and o["exchange_axis"] is None and o["ring_axis"] is None and o["where"] is None
     q, k = (value(o[name]).shape for name in ("q", "k"))
     texts = {name: "" if o.is_default(name) else o.text(name) for name in list(o.arguments)[3:]}
     inputs = [o.text(name) for name in "qkv"]
@@ -307,7 +307,7 @@ def _cross_entropy(o: Operation) -> Expression | None:
 
 
 def _dropout(o: Operation) -> Expression | None:
-    return None if o["random_axes"] else call("F.dropout", [o.text("x"), o.text("p")])
+    return None if o["random_axes"] or o["where"] is not None else call("F.dropout", [o.text("x"), o.text("p")])
 
 
 def _batch_norm(o: Operation) -> Expression | None:

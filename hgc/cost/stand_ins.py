@@ -131,6 +131,7 @@ def attention(
     exchange_axis: str | None = None,
     ring_axis: str | None = None,
     zigzag: bool = False,
+    where: object = None,
 ) -> Tensor:
     """:func:`hgc.ir.ops.attention`; with soft caps or sinks it is written out on every device."""
     ring = ops.groups.find(ring_axis)
@@ -157,7 +158,7 @@ def _lowered(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 
-def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:
+def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = (), where: object = None) -> Tensor:
     """:func:`hgc.ir.ops.dropout` with a mask of one byte an element."""
     kept: Tensor = torch.native_dropout(x, p, True)[0] if p else x
     return kept

@@ -148,6 +148,7 @@ def _original(node: fx.Node, mesh: Mapping[str, int]) -> tuple[Any, dict[str, An
     if undo is not None:
         return undo(given)
     given.pop("random_axes", None)
+    given.pop("where", None)
     if node.target is ops.attention:
         given |= {"exchange_axis": None, "ring_axis": None, "zigzag": False}
     if node.target is SLICE:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hgc.backends.parity.case import precision, to_dtype, without_dropout
 from hgc.compiler import distribute
-from hgc.errors import ShardingError
+from hgc.errors import ShardingError, VerifyError
 from hgc.ir import ops
 from hgc.ir.program import Program
+from hgc.ir.verifier import verify
 from hgc.plan import Plan
 from hgc.strategy import Strategy
 from hgc.tools.bench.zoo import find
@@ -148,6 +149,24 @@ def test_causal_models_get_their_tokens_in_zigzag_order() -> None:
     assert any("whole input 'labels'" in sentence for sentence in program.report)
     assert inputs(lowered("bert", "cp2")) == {"input_ids": "cp: S(1)", "labels": "cp: S(1)"}
     assert "Eq(Mod(s, 4), 0)" in map(str, lowered("gpt2", "cp2").assumptions)
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        ("cp2", {"ring_axis": None}),
+        ("cp2", {"zigzag": False}),
+        ("cp2", {"ring_axis": None, "exchange_axis": "cp"}),
+        ("sp2", {"exchange_axis": None}),
+        ("sp2", {"ring_axis": "sp", "exchange_axis": None, "zigzag": True}),
+    ],
+)
+def test_attention_that_forgets_its_axis_is_refused(plan: str, fault: dict[str, object]) -> None:
+    program = lowered("llama", plan).copy()
+    (attend,) = (n for n in program.body("LlamaDecoderLayer").graph.nodes if n.target is ops.attention)
+    attend.kwargs = {**attend.kwargs, **fault}
+    with pytest.raises(VerifyError, match="no rule for attention"):
+        verify(program)
 
 
 @pytest.mark.parametrize(

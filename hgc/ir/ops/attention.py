@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hgc.ir.ops import groups
+from hgc.ir.ops import groups, keyed
 from hgc.ir.ops.exchange import exchanged
 from hgc.ir.ops.random import next_seed
 from hgc.ir.ops.random import random_axes as random_numbers
@@ -30,6 +30,7 @@ def attention(
     exchange_axis: str | None = None,
     ring_axis: str | None = None,
     zigzag: bool = False,
+    where: tuple[keyed.Cut, ...] | None = None,
 ) -> Tensor:
     """``softmax(cap(q @ k.T * scale) + bias, masked) @ v``.
 
@@ -49,6 +50,8 @@ def attention(
         ring_axis: mesh axis whose ranks hold shares of S and T, and pass keys and values round; major to ``exchange_axis``
         zigzag: along ``ring_axis`` the shares are in zigzag order (:class:`hgc.ir.ops.layout.Zigzag`)
 
+        where: how ``q`` is cut; then the dropped weights are those of one device (:mod:`hgc.ir.ops.keyed`)
+
     With these axes ``bias`` has the rank's rows on ``ring_axis`` and is whole otherwise, and ``sinks`` is whole.
 
     Returns [B, H, S, E] in ``q``'s dtype; the memory order is the kernel's.
@@ -57,15 +60,25 @@ def attention(
     ring = groups.find(ring_axis)
 
     def core(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
-        if ring is not None:
-            seed = next_seed(random_axes) if dropout else 0
-            return ring_attention(q, k, v, bias, sinks, Masking(causal, window, scale, softcap, dropout, seed, zigzag), ring)
+        if ring is not None or (dropout and where is not None):
+            seed = next_seed(random_axes if where is None else ()) if dropout else 0
+            places = _places(q, where, exchange_axis) if dropout and where is not None else None
+            masking = Masking(causal, window, scale, softcap, dropout, seed, zigzag and ring is not None, places)
+            return ring_attention(q, k, v, bias, sinks, masking, ring or groups.ALONE)
         with _random(dropout, random_axes):
             if sinks is None and not softcap:
                 return _fused(q, k, v, bias, causal, window, scale, dropout)
             return _exact(q, k, v, bias, sinks, causal, window, scale, softcap, dropout)
 
     return exchanged(core, q, k, v, bias, sinks, exchange_axis)
+
+
+def _places(q: Tensor, where: tuple[keyed.Cut, ...], exchange_axis: str | None) -> tuple[tuple[Tensor, int], ...]:
+    """Global batch rows, heads and positions of a rank's queries, as they are while it attends."""
+    exchanged_cuts = [cut for cut in where if cut[0] != exchange_axis]
+    if exchange_axis is not None:
+        exchanged_cuts.append((exchange_axis, 1, 1, False))
+    return tuple(keyed.indices(q.size(dim), dim, exchanged_cuts, q.device) for dim in range(3))
 
 
 def _random(dropout: float, axes: tuple[str, ...]) -> AbstractContextManager[None]:

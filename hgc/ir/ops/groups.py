@@ -24,6 +24,10 @@ class Group:
     handle: dist.ProcessGroup
 
 
+ALONE = Group("", 1, 0, None)  # type: ignore[arg-type]
+"""A group of one rank, which nobody talks to."""
+
+
 class _Table(threading.local):
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hgc.ir.ops import groups
+from hgc.ir.ops import groups, keyed
 
 
 class _Root(threading.local):
@@ -113,8 +113,13 @@ def _dropout_along(x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
         return F.dropout(x, p, training=True)
 
 
-def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = ()) -> Tensor:
-    """``F.dropout`` in training, with masks that differ along ``random_axes`` and agree along every other mesh axis."""
+def dropout(x: Tensor, p: float, random_axes: tuple[str, ...] = (), *, where: tuple[keyed.Cut, ...] | None = None) -> Tensor:
+    """``F.dropout`` in training, with masks that differ along ``random_axes`` and agree along every other mesh axis.
+
+    ``where``: how ``x`` is cut; then the masks are those of one device (:mod:`hgc.ir.ops.keyed`), whatever the axes.
+    """
+    if p and where is not None:
+        return keyed.dropped(x, p, next_seed(()), where)
     if p and groups.find_all(random_axes):
         masked: Tensor = _dropout_along(x, p, random_axes)
         return masked

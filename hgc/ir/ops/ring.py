@@ -16,13 +16,17 @@ from torch import Tensor
 
 from hgc import _torch_compat as raw
 from hgc.ir.ops import attention_tiles as tiles
-from hgc.ir.ops import groups
+from hgc.ir.ops import groups, keyed
 from hgc.ir.ops.random import seeded
 
 
 @dataclass(frozen=True)
 class Masking:
-    """What attention does to scores; ``seed`` is what the dropped weights follow from."""
+    """What attention does to scores; ``seed`` is what the dropped weights follow from.
+
+    ``places``: where a rank's batch rows, heads and positions are in the global tensor, and its sizes; with them the dropped weights are
+    those of one device.
+    """
 
     causal: bool
     window: int
@@ -31,6 +35,7 @@ class Masking:
     dropout: float
     seed: int
     zigzag: bool
+    places: tuple[tuple[Tensor, int], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,20 +149,20 @@ class RingTiles:
         for rows in chunks(self.group.rank, ranks, self.q.size(2), zigzag):
             for columns in chunks(source, ranks, k.size(2), zigzag):
                 if self._is_visible(rows, columns):
-                    yield rows, columns, self._tile(rows, columns, k, v)
+                    yield rows, columns, self._tile(rows, columns, k, v, ranks * k.size(2))
 
     def _is_visible(self, rows: Chunk, columns: Chunk) -> bool:
         if self.masking.causal and columns.start >= rows.stop:
             return False
         return not self.masking.window or columns.stop > rows.start - self.masking.window + 1
 
-    def _tile(self, rows: Chunk, columns: Chunk, k: Tensor, v: Tensor) -> tiles.Tile:
+    def _tile(self, rows: Chunk, columns: Chunk, k: Tensor, v: Tensor, all_columns: int) -> tiles.Tile:
         q, k, v = rows.of(self.q, 2), columns.of(k, 2), columns.of(v, 2)
         bias = _bias_part(self.bias, rows, columns) if self.bias is not None else None
         m = self.masking
         diagonal = m.causal and not m.window and (rows.start, rows.stop) == (columns.start, columns.stop)
         allowed = None if diagonal else self._allowed(rows, columns)
-        return tiles.Tile(q, k, v, m.scale, m.softcap, bias, diagonal, allowed, self._kept(rows, columns))
+        return tiles.Tile(q, k, v, m.scale, m.softcap, bias, diagonal, allowed, self._kept(rows, columns, all_columns))
 
     def _allowed(self, rows: Chunk, columns: Chunk) -> Tensor | None:
         causal = self.masking.causal and columns.stop > rows.start + 1
@@ -169,13 +174,18 @@ class RingTiles:
         allowed = column <= row if causal else torch.ones_like(column <= row)
         return allowed & (column > row - self.masking.window) if window else allowed
 
-    def _kept(self, rows: Chunk, columns: Chunk) -> Tensor | None:
+    def _kept(self, rows: Chunk, columns: Chunk, all_columns: int) -> Tensor | None:
         """Factors of dropout, the same in forward and backward."""
         p = self.masking.dropout
         if not p:
             return None
+        dtype = tiles.precise(self.q.dtype)
+        if self.masking.places is not None:
+            batch, heads, (own, length) = self.masking.places
+            keys = torch.arange(columns.start, columns.stop, device=self.q.device), all_columns
+            return keyed.factors(self.masking.seed, (batch, heads, (rows.of(own, 0), length), keys), p, dtype)
         with seeded(hash((self.masking.seed, rows.start, columns.start))):
-            return F.dropout(self.q.new_ones(*self.q.shape[:2], rows.length, columns.length, dtype=tiles.precise(self.q.dtype)), p)
+            return F.dropout(self.q.new_ones(*self.q.shape[:2], rows.length, columns.length, dtype=dtype), p)
 
 
 def _bias_part(bias: Tensor, rows: Chunk, columns: Chunk) -> Tensor:
@@ -214,11 +224,13 @@ class _Returning:
         total = torch.cat([grad_k.reshape(-1), grad_v.reshape(-1)])
         if self.started is not None:
             total = total + raw.finished(self.started)
-        self.started = raw.start_shift(total, self.group.rank, self.group.size, self.group.name)
+        alone = self.group.size == 1
+        self.started = total if alone else raw.start_shift(total, self.group.rank, self.group.size, self.group.name)
 
     def home(self) -> tuple[Tensor, Tensor]:
         assert self.started is not None
         assert self.shapes is not None
         k, v = self.shapes
-        grad_k, grad_v = torch.split(raw.finished(self.started), [k.numel(), v.numel()])
+        arrived = self.started if self.group.size == 1 else raw.finished(self.started)
+        grad_k, grad_v = torch.split(arrived, [k.numel(), v.numel()])
         return grad_k.view(k), grad_v.view(v)

@@ -126,6 +126,7 @@ def test_the_module_computes_its_loss(rows: dict[str, Row], name: str) -> None:
 # -- programs -----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_widened_program_is_that_of_more_ranks(rows: dict[str, Row]) -> None:
     """Sharing over data-parallel sizes changes no cost: expressions equal those of a program lowered for that size."""
     shape = replace(case_of(rows["tiny-1"], {}, []).architecture, layers=1)

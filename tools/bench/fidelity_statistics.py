@@ -132,17 +132,22 @@ def sweep_of(row: Row) -> tuple[object, ...]:
     return (row.dataset, *model, row.gpu, row.gpus, row.precision, row.recompute, row.notes.split(";")[0])
 
 
+def plan_key(row: Row) -> tuple[object, ...]:
+    """What the rows of a sweep differ in."""
+    return (row.tp, row.pp, row.vpp, row.cp, row.mbs, row.gbs, row.sharding, row.notes if row.tp is None else "")
+
+
 def order(outcomes: Iterable[Outcome], least: float = 0.0) -> Order:
-    """Over all pairs within sweeps whose published seconds a sequence differ by more than ``least``."""
-    sweeps: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+    """Over all pairs of unlike plans within sweeps whose published seconds a sequence differ by more than ``least``."""
+    sweeps: dict[tuple[object, ...], list[tuple[tuple[object, ...], float, float]]] = defaultdict(list)
     for outcome in outcomes:
         row = outcome.row
         if outcome.step_s and row.step_time_s and row.gbs:
-            sweeps[sweep_of(row)].append((outcome.step_s / row.gbs, row.step_time_s / row.gbs))
+            sweeps[sweep_of(row)].append((plan_key(row), outcome.step_s / row.gbs, row.step_time_s / row.gbs))
     pairs = right = wrong = 0
     for members in sweeps.values():
-        for (predicted, published), (other_predicted, other_published) in combinations(members, 2):
-            if abs(np.log(published / other_published)) <= np.log1p(least):
+        for (plan, predicted, published), (other, other_predicted, other_published) in combinations(members, 2):
+            if plan == other or abs(np.log(published / other_published)) <= np.log1p(least):
                 continue
             pairs += 1
             sign = (predicted - other_predicted) * (published - other_published)

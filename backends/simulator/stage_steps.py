@@ -79,7 +79,7 @@ class StageWork:
                 yield Step(wait=self._key("gather", unit))
             if unit in order:
                 yield from self._whole(order, order.index(unit))
-            yield from _block(path, time.forward, self._pieces)
+            yield from _block(path, time.forward, self._pieces, self.execution.overlap_slowdown)
 
     def _prefetch(self, order: Sequence[int], index: int) -> Iterator[Step]:
         """Start to gather a unit while the one before it runs."""
@@ -115,8 +115,8 @@ class StageWork:
             if unit in order:
                 yield from self._whole(order, order.index(unit))
             segments = _of_kind(time.backward, kind)
-            overlaps = self.execution.overlap_products
-            yield from _block(path, _weights_behind(segments) if overlaps else segments, self._pieces, overlaps)
+            overlaps, slowdown = self.execution.overlap_products, self.execution.overlap_slowdown
+            yield from _block(path, _weights_behind(segments) if overlaps else segments, self._pieces, slowdown, overlaps)
             if scatters and unit != ROOT:
                 yield from self._scatter(unit, waiting)
                 waiting = f"scatter {unit}"
@@ -184,9 +184,10 @@ def _weights_behind(segments: Iterable[Segment]) -> list[Segment]:
     return found + run
 
 
-def _block(path: str, segments: Sequence[Segment], pieces: int, overlaps: bool = False) -> Iterator[Step]:
+def _block(path: str, segments: Sequence[Segment], pieces: int, slowdown: float, overlaps: bool = False) -> Iterator[Step]:
     """Segments one after the other. With ``pieces`` above 1 gathers and scatters over ``tp`` run beside the computation next to them, all
-    but one piece; if ``overlaps``, weights' products run beside the collective in front of them."""
+    but one piece; if ``overlaps``, weights' products run beside the collective in front of them. Computation beside a collective is
+    ``slowdown`` times slower."""
     beside = _beside(segments, pieces) if pieces > 1 else {}
     waiting = ""
     for index, segment in enumerate(segments):
@@ -200,7 +201,8 @@ def _block(path: str, segments: Sequence[Segment], pieces: int, overlaps: bool =
         if index in beside:
             source, seconds = beside[index]
             yield Step(seconds, segments[source].axis, f"{segments[source].collective} {path}", key=f"pieces {index}")
-        yield Step(segment.seconds, COMPUTE, path)
+        together = beside[index][1] if index in beside else min(segments[index - 1].seconds, segment.seconds) if waiting else 0.0
+        yield Step(segment.seconds + (slowdown - 1) * together, COMPUTE, path)
         if index in beside:
             yield Step(wait=f"pieces {index}")
         if waiting:

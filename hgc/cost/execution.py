@@ -38,6 +38,8 @@ class Execution:
             parallelism does.
         overlap_tensor: gathers and scatters over ``tp`` run in as many pieces as there are ranks beside the products that they feed or
             that feed them, all but one piece, as in Transformer Engine's user buffers and torch's asynchronous tensor parallelism.
+        overlap_slowdown: how much slower a block computes while a collective over ``tp`` runs beside it, which takes some of the device's
+            units and memory bandwidth; Galvatron's profiler measured 1.126 on A100 (Hetu-Galvatron, profile_hardware).
         sends_block: the sender of a message between stages waits until it has arrived, as Megatron-LM does without
             ``overlap_p2p_communication``.
         scatter_gather: of a message that all tensor-parallel ranks would send alike each sends its part, and the receivers gather them
@@ -58,6 +60,7 @@ class Execution:
     state_ahead: bool = False
     overlap_products: bool = False
     overlap_tensor: bool = False
+    overlap_slowdown: float = 1.0
     sends_block: bool = False
     scatter_gather: bool = False
 

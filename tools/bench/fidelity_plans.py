@@ -93,6 +93,7 @@ MEGATRON = Execution(
     master_gradients=True,
     overlap_gradients=False,
     overlap_products=True,
+    overlap_slowdown=1.126,
     sends_block=True,
     scatter_gather=True,
 )

@@ -145,3 +145,10 @@ def test_tensor_parallel_gathers_run_in_pieces_beside_products_where_told() -> N
     pieces = step(replace(plain, execution=replace(EAGER, overlap_tensor=True)))
     assert pieces.step_s == pytest.approx(3.0 - 0.75 * 0.5)  # a product has one collective beside it, all but one piece of four
     assert pieces.mean.on("tp").total_s == pytest.approx(1.0)
+
+
+def test_computation_beside_a_collective_is_slower() -> None:
+    layer = BlockTime("Layer", (Segment(0.5, "all_gather", "tp"), Segment(1.0)), (Segment(1.0),))
+    execution = replace(EAGER, overlap_tensor=True, overlap_slowdown=1.2)
+    found = step(stage(buckets=(), blocks=(("layers.0", layer),), unit_of=(ROOT,), tensor_ranks=2, execution=execution))
+    assert found.step_s == pytest.approx(2.0 + 0.25 + 0.2 * 0.25)  # one piece of two is exposed, beside the other one products slow down

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hgc.ir.ops import keyed
+
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
@@ -68,6 +70,7 @@ def without_dropout() -> Iterator[None]:
         mock.patch.object(functional, "dropout2d", keep),
         mock.patch.object(torch, "dropout", keep),
         mock.patch.object(functional, "scaled_dot_product_attention", attend_all),
+        mock.patch.object(keyed, "factors", lambda seed, places, p, dtype: torch.ones((), dtype=dtype, device=places[0][0].device)),
     ):
         yield
 

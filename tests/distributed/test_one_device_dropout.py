@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hgc.backends.parity.case import precision, to_dtype
+from hgc.backends.parity.case import precision, to_dtype, without_dropout
 from hgc.backends.torchrun import emit
 from hgc.compiler import default_pipeline, distribute
 from hgc.ir.program import Program
@@ -62,3 +62,8 @@ def test_masks_differ_without_it() -> None:
     """Else the test above would show nothing."""
     assert abs(float(run("gpt2", "sp2", keyed=False)[0] - run("gpt2", "dp1", keyed=False)[0])) > 1e-4
     assert abs(float(run("gpt2", "dp1")[0] - run("gpt2", "dp1", keyed=False)[0])) > 1e-5
+
+
+def test_verification_switches_it_off() -> None:
+    with without_dropout():
+        assert float(run("gpt2", "cp2")[0]) == pytest.approx(float(run("gpt2", "dp1", keyed=False)[0]), rel=1e-12)

@@ -16,6 +16,7 @@ from hgc.backends.parity.case import Case, Outcome
 from hgc.backends.parity.compare import compare
 from hgc.backends.parity.verify import first_step_in_float64, make_case
 from hgc.ir.program import Program
+from hgc.plan import Stage
 from tests.distributed.test_parity import on_threads
 from tests.families import FAMILIES
 
@@ -48,8 +49,13 @@ def test_emitted_program_equals_the_model(family: str, strategy: str, tmp_path: 
         assert report.ok, f"{dtype}: {report}; worst at {[d.where for d in report.differences]}"
 
 
+ring, ulysses = hgc.Strategy(cp=2), hgc.Strategy(sp=2)
+STAGES = hgc.Plan(ring, stages=(Stage(blocks=2, first_rank=0), Stage(blocks=3, first_rank=2, strategy=ulysses)), micro_batches=2)
+
+
 @pytest.mark.distributed
-@pytest.mark.parametrize("strategy", ["cp2 sp2"])
-def test_processes_agree_with_the_model(strategy: str) -> None:
+@pytest.mark.parametrize("plan", ["cp2 sp2", STAGES], ids=["cp2 sp2", "a ring, then Ulysses"])
+def test_processes_agree_with_the_model(plan: str | hgc.Plan) -> None:
+    """One stage hands its positions in zigzag order to one that has them in their own."""
     model, batch = FAMILIES["llama"]()
-    assert hgc.compile(model, batch, plan=strategy).verify().ok
+    assert hgc.compile(model, batch, plan=plan).verify(dtype=torch.float64).ok

@@ -50,7 +50,8 @@ def run(data: str = "", processes: int = 0) -> dict[str, Any]:
     if not data:
         raise HgcError("the fidelity benchmark needs published rows; give --data FOLDER, or a CSV with their columns")
     rows, shapes = read(Path(data))
-    outcomes, cases = [], []
+    outcomes: list[Outcome] = []
+    cases: list[Case] = []
     for row in rows:
         try:
             cases.append(case_of(row, shapes, rows))
@@ -100,9 +101,9 @@ def targets(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     memory = spread(outcome.memory_error for outcome in outcomes)
     classes, plans = classify(with_failures(outcomes)), order(outcomes)
     return [
-        _target("step time of dense published rows: median |predicted / published - 1|", steps and steps.median, STEP_MEDIAN),
-        _target("step time of dense published rows: 90th percentile", steps and steps.p90, STEP_P90),
-        _target("memory: median |predicted / published - 1|", memory and memory.median, MEMORY_MEDIAN),
+        _target("step time of dense published rows: median |predicted / published - 1|", steps.median if steps else None, STEP_MEDIAN),
+        _target("step time of dense published rows: 90th percentile", steps.p90 if steps else None, STEP_P90),
+        _target("memory: median |predicted / published - 1|", memory.median if memory else None, MEMORY_MEDIAN),
         _target("out of memory: accuracy in sweeps with failures", classes.accuracy if classes.ran + classes.out else None, ACCURACY, True),
         _target("order of plans in a sweep: Kendall's tau", plans.tau if plans.pairs else None, TAU, True),
     ]

@@ -6,9 +6,10 @@ import datetime
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,24 +53,38 @@ class Mesh:
             yield
 
 
-# for each default group (a job has one, a thread that plays a rank has its own) the groups made so far, by their ranks
-_made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+# for each default group (a job has one, a thread that plays a rank has its own) all groups made so far, also those of other ranks
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], Any]] = WeakKeyDictionary()
 
 
 def _group_along(mesh: Mesh, axes: tuple[str, ...]) -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert isinstance(world, dist.ProcessGroup)
-    everyone = [tuple(mesh.first_rank + place for place in places) for places in _members(mesh.sizes, axes)]
+    everyone = groups_along(mesh.sizes, mesh.first_rank, axes)
     own = next(ranks for ranks in everyone if mesh.rank in ranks)
     if len(own) == dist.get_world_size():
         return world
+    if own not in _made.get(world, {}):
+        assert mesh.world == dist.get_world_size(), f"the groups along {axes} of a part of the job must be made by all ranks before"
+        make_groups(everyone)
+    group = _made[world][own]
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def groups_along(sizes: Mapping[str, int], first_rank: int, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """The ranks of all groups along ``axes`` of the mesh over the ranks from ``first_rank`` on."""
+    return [tuple(first_rank + place for place in places) for places in _members(sizes, axes)]
+
+
+def make_groups(everyone: Iterable[tuple[int, ...]]) -> None:
+    """Make those that do not exist yet; all ranks of the job must call it with the same groups in the same order."""
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup)
     made = _made.setdefault(world, {})
-    if own not in made:
-        # made by its own ranks alone: those of other meshes do not know of it
-        group = dist.new_group(list(own), use_local_synchronization=True)
-        assert isinstance(group, dist.ProcessGroup)
-        made[own] = group
-    return made[own]
+    for ranks in everyone:
+        if ranks not in made and len(ranks) < dist.get_world_size():
+            made[ranks] = dist.new_group(list(ranks))
 
 
 def _members(sizes: Mapping[str, int], axes: tuple[str, ...]) -> list[list[int]]:
@@ -115,7 +130,7 @@ def start(plan: PlanInfo, device: torch.device, timeout_s: float = 600.0) -> Mes
 
 
 def part_mesh(sizes: Mapping[str, int], first_rank: int, rank: int, device: torch.device) -> Mesh:
-    """The mesh over the ranks from ``first_rank`` on, of which ``rank`` is one; all of them must call it."""
+    """The mesh over the ranks from ``first_rank`` on, of which ``rank`` is one; its groups exist, or all ranks of the job call it."""
     coordinates = {}
     rest = rank - first_rank
     for axis in reversed(list(sizes)):

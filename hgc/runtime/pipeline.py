@@ -20,12 +20,13 @@ from hgc.runtime.executor import Executor
 from hgc.runtime.executor_exchange import side
 from hgc.runtime.executor_messages import Link, Shape
 from hgc.runtime.executor_transport import open_transport
-from hgc.runtime.mesh import part_mesh, pick_device, start
+from hgc.runtime.mesh import Mesh, groups_along, make_groups, part_mesh, pick_device, start
 from hgc.runtime.modules import Declaration, Model
 from hgc.runtime.pipeline_info import PipelineInfo
 from hgc.runtime.pipeline_stage import StageTrainer
 from hgc.runtime.pipeline_tied import TiedGradients
 from hgc.runtime.plan_info import Input, PlanInfo
+from hgc.runtime.state import entries_of
 from hgc.runtime.trainer import Trainer, read_constants
 
 Stages = Sequence[Callable[[], Model]]
@@ -60,6 +61,8 @@ class PipelineTrainer:
         self._world = describe(dist.group.WORLD)  # type: ignore[arg-type]
         transport = open_transport()
         self._executor = Executor(plan.actions, links_of(plan), self.mesh.rank, transport, self.mesh.device)
+        self._holders, self._declared, groups = _survey(stages, plan, self.mesh.device)
+        make_groups(groups)
         values = {**read_constants(stages[0], plan), **(state or {})}
         self._stages: dict[int, StageTrainer] = {}
         for index, stage in enumerate(plan.stages):
@@ -67,7 +70,6 @@ class PipelineTrainer:
                 part = part_mesh(stage.mesh, stage.first_rank, self.mesh.rank, self.mesh.device)
                 self._stages[index] = StageTrainer(stages[index], plan, index, part, state=values, **options)
         self._dtypes = next(iter(self._stages.values())).dtypes
-        self._holders, self._declared = _survey(stages, plan)
         self._tied = TiedGradients(self._holders, plan, self._stages, transport, self.mesh)
 
     # -- training ---------------------------------------------------------------------------------------------------------------------
@@ -249,17 +251,25 @@ def links_of(plan: PipelineInfo) -> list[Link]:
     return links
 
 
-def _survey(stages: Stages, plan: PipelineInfo) -> tuple[dict[str, tuple[int, ...]], dict[str, Declaration]]:
-    """Of all stages' state, without its memory: name -> the stages that hold it, and how the first declares it."""
+def _survey(
+    stages: Stages, plan: PipelineInfo, device: torch.device
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Declaration], list[tuple[int, ...]]]:
+    """Of all stages, without their memory: name of state -> the stages that hold it, and how the first declares it; the ranks of all groups
+    that stages communicate in."""
     holders: dict[str, tuple[int, ...]] = {}
     declarations: dict[str, Declaration] = {}
+    groups: dict[tuple[int, ...], None] = {}
     for index, made in enumerate(stages):
-        model = made()
+        model, stage, stage_plan = made(), plan.stages[index], plan.stage_plan(index)
         model.tie(plan.tied)
-        for name, (declared, _) in model.declarations().items():
-            holders[name] = (*holders.get(name, ()), index)
-            declarations.setdefault(name, declared)
-    return holders, declarations
+        place = Mesh(dict(stage.mesh), stage.first_rank, dict.fromkeys(stage.mesh, 0), device, stage.first_rank)
+        entries = entries_of(model, stage_plan, place)
+        for entry in entries:
+            holders[entry.name] = (*holders.get(entry.name, ()), index)
+            declarations.setdefault(entry.name, entry.declared)
+        for axes in dict.fromkeys([*((axis,) for axis in stage.mesh), stage_plan.summed_axes, *(entry.sync for entry in entries)]):
+            groups.update(dict.fromkeys(groups_along(stage.mesh, stage.first_rank, axes) if axes else ()))
+    return holders, declarations, list(groups)
 
 
 def make_trainer(model: Callable[[], Model] | Stages, plan: PlanInfo, **options: Any) -> Trainer | PipelineTrainer:

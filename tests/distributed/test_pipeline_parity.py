@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import hgc
+from hgc.plan import Plan, Stage
+from hgc.strategy import Strategy
 from tests.distributed.pipelines import MakePlan, check_parity, even, subject, unlike
 from tests.families import FAMILIES
 
@@ -46,6 +48,25 @@ def quick(family: str, plan: str) -> bool:
 CASES = [(family, plan) for family in FAMILY for plan in (*SCHEDULES, *UNLIKE)]
 
 
+def placed(*stages: tuple[int, int, str], schedule: str = "1f1b", micro_batches: int = 2) -> MakePlan:
+    """Stages of any blocks on any ranks: number of blocks, first rank, strategy."""
+    made = tuple(Stage(blocks, first, Strategy.parse(text)) for blocks, first, text in stages)
+    return lambda program: Plan(stages=made, schedule=schedule, micro_batches=micro_batches)
+
+
+OVERLAPPING: dict[str, MakePlan] = {
+    "then all ranks": placed((2, 0, "dp2"), (2, 2, "dp2"), (1, 0, "dp2 tp2")),
+    "one rank in two stages": placed((2, 0, "dp2"), (2, 1, "tp2"), (1, 0, "dp1")),
+    "unlike on the same ranks": placed((2, 0, "dp2"), (1, 2, "tp2"), (2, 0, "tp2"), schedule="zb-h1"),
+}
+
+
+@pytest.mark.parametrize("plan", OVERLAPPING)
+def test_overlapping_ranks(plan: str, tmp_path: Path) -> None:
+    """What waves need: who talks to whom is free."""
+    check_parity(subject("gpt2"), OVERLAPPING[plan], tmp_path / "out")
+
+
 @pytest.mark.parametrize(("family", "plan"), [pytest.param(*c, marks=() if quick(*c) else pytest.mark.slow) for c in CASES])
 def test_stages_on_threads(family: str, plan: str, tmp_path: Path) -> None:
     """1e-5 in float32, 1e-10 in float64."""
@@ -70,19 +91,19 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("family", "plan"), [("gpt2", "pp2 gpipe"), ("llama", "tp2 -> dp2")])
+@pytest.mark.parametrize(("family", "plan"), [("gpt2", "one rank in two stages"), ("llama", "tp2 -> dp2")])
 def test_processes(family: str, plan: str) -> None:
     model, batch = FAMILIES[family]()
-    executable = hgc.compile(model, batch, plan=lambda program, _: (SCHEDULES | UNLIKE)[plan](program))
+    executable = hgc.compile(model, batch, plan=lambda program, _: (OVERLAPPING | UNLIKE)[plan](program))
     assert executable.verify(steps=3).ok
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("plan", [*SCHEDULES, *UNLIKE, *MORE])
+@pytest.mark.parametrize("plan", [*SCHEDULES, *UNLIKE, *MORE, *OVERLAPPING])
 @pytest.mark.parametrize("family", FAMILY)
 def test_processes_everywhere(family: str, plan: str) -> None:
     model, batch = FAMILIES[family]()
-    executable = hgc.compile(model, batch, plan=lambda program, _: (SCHEDULES | UNLIKE | MORE)[plan](program))
+    executable = hgc.compile(model, batch, plan=lambda program, _: (SCHEDULES | UNLIKE | MORE | OVERLAPPING)[plan](program))
     for dtype in (torch.float32, torch.float64):
         assert executable.verify(dtype=dtype, steps=3).ok

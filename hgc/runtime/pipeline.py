@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,26 +201,35 @@ class PipelineTrainer:
 
     def load(self, path: str | Path, optimizer: torch.optim.Optimizer | None = None) -> int:
         """Read a checkpoint and return its step; all ranks must call it. Raises ``ArtifactError`` if it is missing or of another model."""
-        first: dict[str, checkpoint.Stored] = {}
+        elsewhere = [name for name, declared in self._declared.items() if declared.persistent]
+        state: dict[Tensor, Any] = {}
+        step = 0
+        for number in range(self._copies()):
+            stored, parameters = self._numbered(number)
+            step = checkpoint.load(Path(path), stored, parameters, optimizer, self._names(), elsewhere)
+            state.update(optimizer.state if optimizer is not None else {})
+        if optimizer is not None:
+            optimizer.state.update(state)  # each load leaves only its own
+        return step
+
+    def _copies(self) -> int:
+        """The most copies of one tensor on any rank."""
+        on_rank = Counter(
+            (name, rank) for name, found in self._holders.items() for index in found for rank in self.plan.stages[index].ranks
+        )
+        return max(on_rank.values())
+
+    def _numbered(self, number: int) -> tuple[list[checkpoint.Stored], dict[str, nn.Parameter]]:
+        """Of each tensor the copy of that number on this rank, if it has so many."""
+        stored: list[checkpoint.Stored] = []
         parameters: dict[str, nn.Parameter] = {}
-        copies: list[tuple[checkpoint.Stored, str, nn.Parameter | None]] = []
-        for stage in self._stages.values():
+        for index, stage in self._stages.items():
             for found in stage.stored():
                 name = found.entry.name
-                parameter = stage.parameter(name) if found.entry.is_parameter else None
-                if name in first:
-                    copies.append((found, name, parameter))
-                    continue
-                first[name] = found
-                if parameter is not None:
-                    parameters[name] = parameter
-        elsewhere = [name for name, declared in self._declared.items() if declared.persistent]
-        step = checkpoint.load(Path(path), list(first.values()), parameters, optimizer, self._names(), elsewhere)
-        for found, name, parameter in copies:
-            found.local.copy_(first[name].local)
-            if parameter is not None and optimizer is not None and parameters[name] in optimizer.state:
-                optimizer.state[parameter] = copy.deepcopy(optimizer.state[parameters[name]])
-        return step
+                if [other for other in self._holders[name] if other in self._stages].index(index) == number:
+                    stored.append(found)
+                    parameters |= {name: stage.parameter(name)} if found.entry.is_parameter else {}
+        return stored, parameters
 
     def export(self, path: str | Path) -> None:
         """Write parameters and persistent buffers to a ``.safetensors`` file, whole, under the names and in the dtypes of the user's model.

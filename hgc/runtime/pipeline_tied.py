@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hgc.errors import PlanError
 from hgc.runtime.executor_exchange import Transfer, transfers
 from hgc.runtime.executor_messages import pack, unpack
 from hgc.runtime.executor_transport import Handle, Transport, wait
@@ -33,7 +32,7 @@ class TiedGradients:
     """Sums gradients over the stages that hold a parameter, after each has summed over its own ranks.
 
     ``holders``: name -> stages, those with several. All ranks must make it at the same time. Every copy gets the same sum, taken in the
-    order of the stages, so that copies stay equal bit for bit. Raises ``PlanError`` for copies on the same ranks in unlike layouts.
+    order of the stages, so that copies stay equal bit for bit.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class TiedGradients:
             layouts = _layouts_of_all(stages, self._holders)
             self._holders = {name: found for name, found in self._holders.items() if (name, found[0]) in layouts}
             for name, found in sorted(self._holders.items()):
-                _check_layouts(name, found, plan, layouts)
                 self._ways += [_way(name, a, b, plan, layouts) for a in found for b in found if a != b and {a, b} & stages.keys()]
 
     def begin(self) -> None:
@@ -117,16 +115,6 @@ def _layouts_of_all(stages: Mapping[int, StageTrainer], names: Iterable[str]) ->
     found: list[dict[tuple[str, int], Layout]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(found, own)
     return {key: layout for theirs in found for key, layout in theirs.items()}
-
-
-def _check_layouts(name: str, holders: tuple[int, ...], plan: PipelineInfo, layouts: Mapping[tuple[str, int], Layout]) -> None:
-    for a in holders:
-        for b in holders:
-            if a < b and plan.stages[a].ranks == plan.stages[b].ranks and layouts[name, a] != layouts[name, b]:
-                raise PlanError(
-                    f"stages {a} and {b} are on the same ranks and both hold {name!r}, in unlike layouts; give them one strategy, "
-                    "or other ranks"
-                )
 
 
 def _way(name: str, source: int, target: int, plan: PipelineInfo, layouts: Mapping[tuple[str, int], Layout]) -> _Way:

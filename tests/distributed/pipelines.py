@@ -54,6 +54,12 @@ def unlike(*strategies: str, schedule: str = "1f1b", micro_batches: int = 2) -> 
     return make
 
 
+def placed(*stages: tuple[int, int, str], schedule: str = "1f1b", micro_batches: int = 2) -> MakePlan:
+    """Stages of any blocks on any ranks: number of blocks, first rank, strategy."""
+    made = tuple(Stage(blocks, first, Strategy.parse(text)) for blocks, first, text in stages)
+    return lambda program: Plan(stages=made, schedule=schedule, micro_batches=micro_batches)
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model with its batch, traced, and what training it on one device gives."""

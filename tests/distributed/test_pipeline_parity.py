@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import hgc
-from hgc.plan import Plan, Stage
-from hgc.strategy import Strategy
-from tests.distributed.pipelines import MakePlan, check_parity, even, subject, unlike
+from tests.distributed.pipelines import MakePlan, check_parity, even, placed, subject, unlike
 from tests.families import FAMILIES
 
 FAMILY = ("gpt2", "llama", "t5")
@@ -46,12 +44,6 @@ def quick(family: str, plan: str) -> bool:
 
 
 CASES = [(family, plan) for family in FAMILY for plan in (*SCHEDULES, *UNLIKE)]
-
-
-def placed(*stages: tuple[int, int, str], schedule: str = "1f1b", micro_batches: int = 2) -> MakePlan:
-    """Stages of any blocks on any ranks: number of blocks, first rank, strategy."""
-    made = tuple(Stage(blocks, first, Strategy.parse(text)) for blocks, first, text in stages)
-    return lambda program: Plan(stages=made, schedule=schedule, micro_batches=micro_batches)
 
 
 OVERLAPPING: dict[str, MakePlan] = {

@@ -21,13 +21,14 @@ from hgc.errors import ArtifactError, PlanError, ShardingError
 from hgc.ir.ops.random import get_state
 from hgc.plan import Plan
 from hgc.strategy import Strategy
-from tests.distributed.pipelines import MakePlan, emitted, even, subject, unlike
+from tests.distributed.pipelines import MakePlan, emitted, even, placed, subject, unlike
 
 PLANS: dict[str, MakePlan] = {
     "pp2": even(2),
     "zbv": even(2, schedule="zbv", virtual=2),
     "tp2 -> dp2 zero3": unlike("tp2", "dp2 zero3"),
     "pp2 x dp2": even(2, "dp2"),
+    "unlike on the same ranks": placed((2, 0, "dp2 zero3"), (1, 2, "tp2"), (2, 0, "tp2")),
 }
 
 
@@ -79,7 +80,9 @@ def on_ranks(name: str, folder: Path, do: Any) -> list[Any]:
     return run_ranks(devices, lambda rank: do(*trainer_of(model, plan)))
 
 
-@pytest.mark.parametrize(("before", "after"), [("pp2", "dp2"), ("dp2", "zbv"), ("zbv", "tp2 -> dp2 zero3"), ("tp2 -> dp2 zero3", "pp2")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("pp2", "dp2"), ("dp2", "zbv"), ("zbv", "tp2 -> dp2 zero3"), ("tp2 -> dp2 zero3", "unlike on the same ranks")]
+)
 def test_training_continues_under_another_plan(before: str, after: str, folder: Path, tmp_path: Path) -> None:
     """The optimizer's state and the tied table's copies too; names are the model's."""
 

@@ -66,7 +66,7 @@ class SizeBuilder:
         return node
 
     def _compute(self, size: Size) -> fx.Node:
-        reads = {symbol: self._read(symbol, size) for symbol in size.free_symbols}
+        reads = {symbol: self._read(symbol, size) for symbol in sorted(size.free_symbols, key=str)}
         replaced = sympy.simplify(size.subs({s: stand_in / ratio for s, (stand_in, _, ratio) in reads.items()}))
         nodes = {stand_in: node for stand_in, node, _ in reads.values()}
         result = self._arithmetic(replaced, nodes, {stand_in: ratio * s for s, (stand_in, _, ratio) in reads.items()})

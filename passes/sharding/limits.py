@@ -23,7 +23,7 @@ def check_limits(program: Program, plan: Plan) -> None:
                 f"the batch ({symbol}) is {found.hint}, which {what} does not divide; use a global batch of {near} or another dp"
             )
     multiple = _sequence_multiple(program, strategy)
-    for symbol in sequence_symbols(program):
+    for symbol in sorted(sequence_symbols(program), key=str):
         found = program.symbols[symbol]
         if found.hint % multiple:
             near = -(-found.hint // multiple) * multiple

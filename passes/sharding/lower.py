@@ -117,7 +117,7 @@ class _AxisLowering:
             name: replace(s, value=s.value.placed(self.layout.axis, self._by_name(name, s.value))) for name, s in program.state.items()
         }
         report = [*program.report, *dict.fromkeys(self.report)]
-        assumptions = (*program.assumptions, *(a for a in self._multiples() if a not in program.assumptions))
+        assumptions = _without_implied((*program.assumptions, *(a for a in self._multiples() if a not in program.assumptions)))
         return replace(program, root=graph_module, state=state, mesh=self.mesh, report=report, assumptions=assumptions)
 
     def _multiples(self) -> tuple[sympy.Basic, ...]:
@@ -328,6 +328,26 @@ class _BodyLowering:
                 self.outputs = tuple(self._found(n) for n in results if isinstance(n, fx.Node))
             elif not is_size(node):
                 _record(node, self.layout.axis, self.placements[node])
+
+
+def _without_implied(relations: tuple[sympy.Basic, ...]) -> tuple[sympy.Basic, ...]:
+    """Without ``Eq(Mod(s, 2), 0)`` where ``Eq(Mod(s, 4), 0)`` is asked for."""
+    multiples = {relation: _multiple_of(relation) for relation in relations}
+
+    def is_implied(relation: sympy.Basic) -> bool:
+        own = multiples[relation]
+        others = (m for other, m in multiples.items() if m is not None and other != relation)
+        return own is not None and any(size == own[0] and number % own[1] == 0 for size, number in others)
+
+    return tuple(relation for relation in relations if not is_implied(relation))
+
+
+def _multiple_of(relation: sympy.Basic) -> tuple[sympy.Basic, int] | None:
+    """``(size, n)`` if the relation says that a size is a multiple of the number ``n``."""
+    modulus = relation.args[0] if isinstance(relation, sympy.Eq) and relation.args[1] == 0 else None
+    if isinstance(modulus, sympy.Mod) and modulus.args[1].is_Integer:
+        return modulus.args[0], int(modulus.args[1])
+    return None
 
 
 def sequence_dim(layout: AxisLayout, found: Value, mesh: Mapping[str, int], hints: Hints) -> int | None:

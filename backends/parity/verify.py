@@ -57,7 +57,12 @@ def verify(
     expected = single.run(stored, case)
     truth = None if dtype == torch.float64 else single.run(stored, first_step_in_float64(case)).gradients
     found = RANKS[ranks](directory, case, plan.devices, timeout_s)
-    return compare(expected, found, dtype, plan.devices, str(plan.strategy), truth)
+    return compare(expected, found, dtype, plan.devices, _in_words(plan), truth)
+
+
+def _in_words(plan: Plan) -> str:
+    strategies = ", ".join(dict.fromkeys(map(str, plan.strategies)))
+    return f"{len(plan.stages)} stages of {strategies} in {plan.schedule}" if plan.stages else strategies
 
 
 def first_step_in_float64(case: Case) -> Case:

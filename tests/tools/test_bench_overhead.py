@@ -47,7 +47,7 @@ def test_a_baseline_that_computes_something_else_is_refused() -> None:
 @pytest.mark.slow
 def test_baselines_equal_the_emitted_programs() -> None:
     """On two processes; the benchmark itself checks the same on four."""
-    comparisons = [("Llama", "dp1"), ("GPT-2", "dp2"), ("Llama", "dp2 zero3"), ("Llama", "tp2"), ("GPT-2", "tp2")]
+    comparisons = [("Llama", "dp1"), ("GPT-2", "dp2"), ("Llama", "dp2 zero3"), ("Llama", "tp2"), ("GPT-2", "tp2"), ("Llama", "pp2 micro2")]
     result = overhead.run(comparisons, TINY, pairs=2, warmup=1, compiled=[("GPT-2", "dp1")])
     assert sorted((row["model"], row["plan"]) for row in result["rows"]) == sorted([*comparisons, ("GPT-2", "dp1, blocks compiled")])
     assert all(row["loss_difference"] < 1e-5 and row["ratio"] > 0 and row["cpu_ratio"] > 0 for row in result["rows"])

@@ -1,0 +1,1 @@
+"""Automatic hybrid parallelism; see docs/design/search.md."""

@@ -21,7 +21,10 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """``found``: plans in order of time, the best first; ``lower_bound_s``: of all problems; how many were searched or left out by bound."""
+    """``found``: plans in order of time, the best first; ``lower_bound_s``: of all problems.
+
+    ``searched`` and ``left_out`` (by their bounds) count problems, ``solved`` the stages that were planned.
+    """
 
     found: tuple[Found, ...]
     lower_bound_s: float

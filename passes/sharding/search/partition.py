@@ -24,7 +24,7 @@ from hgc.passes.sharding.search.problem import Numbers
 
 
 def balanced(loads: Numbers) -> Cuts:
-    """Cuts whose fullest stage is as light as possible. ``loads``: [stages, blocks], what a block adds to each stage; every stage gets one."""
+    """Cuts whose fullest stage is as light as possible, none of them empty. ``loads``: [stages, blocks], what a block adds to a stage."""
     stages, blocks = loads.shape
     total = np.concatenate([np.zeros((stages, 1)), loads.cumsum(axis=1)], axis=1)
     best = np.full(blocks + 1, np.inf)

@@ -34,7 +34,7 @@ def _random(seed: int, stages: int = 3, blocks: int = 7) -> Pipeline:
     shape = blocks, 3
     micro_s, saved = draw.uniform(1, 4, shape), draw.uniform(0, 3, shape)
     state = draw.uniform(0, 4, shape)
-    limit = float(draw.uniform(0.7, 1.5) * (state.mean() + 2 * saved.mean()) * blocks / stages)
+    limit = float(draw.uniform(0.45, 1.4) * (state.mean() + 2 * saved.mean()) * blocks / stages)
     return Pipeline(
         micro_s,
         draw.uniform(0, 1, shape),

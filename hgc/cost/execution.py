@@ -28,6 +28,8 @@ class Execution:
             gradient is written first and then added.
         keeps_gradients: sums of gradients in a wider dtype stand beside the gradients that they add up, as in DeepSpeed's bfloat16
             optimizer; without, each of those is freed when it has been added.
+        keeps_outputs: what a pipeline stage hands on stays in memory until its backward; Megatron-LM frees it
+            (``deallocate_pipeline_outputs``), DeepSpeed does not.
         master_gradients: a master copy has gradients in its own dtype beside the sums in a narrower one, as in the float16 optimizers of
             Megatron-LM and DeepSpeed.
         state_ahead: with ZeRO 1 and 2 a rank gathers the parameters of all its stages from the beginning of the step on, beside whatever
@@ -56,6 +58,7 @@ class Execution:
     overlap_gradients: bool = True
     fused_accumulation: bool = False
     keeps_gradients: bool = False
+    keeps_outputs: bool = False
     master_gradients: bool = False
     state_ahead: bool = False
     overlap_products: bool = False

@@ -124,7 +124,8 @@ def memory(
     per_batch = _Split(program, micro_batches)
     loss = [costs.bodies[name].largest_step_bytes for name in costs.with_loss]
     others = [body.largest_step_bytes for name, body in costs.bodies.items() if name not in costs.with_loss]
-    activations, recomputed = per_batch(kept.saved_bytes) * in_flight, per_batch(kept.recomputed)
+    handed_on = _handed_on(program) if execution.keeps_outputs else ZERO
+    activations, recomputed = per_batch(kept.saved_bytes + handed_on) * in_flight, per_batch(kept.recomputed)
     gathered = _gathered(shares)
     return Memory(
         parameters=add(shares.held_numel(entry) * _kept_width(shares, entry) for entry in shares.parameters),
@@ -157,6 +158,12 @@ def _batch_bytes(program: Program) -> Size:
     """What comes from another stage has a gradient; it is an activation."""
     values = [value(node) for node in program.inputs()]
     return add(sympy.Mul(each.dtype.itemsize, *each.local_shape(program.mesh)) for each in values if not each.requires_grad)
+
+
+def _handed_on(program: Program) -> Size:
+    """What a pipeline stage sends to the next."""
+    values = [value(node) for node in program.outputs()] if program.results else []
+    return add(sympy.Mul(each.dtype.itemsize, *each.local_shape(program.mesh)) for each in values)
 
 
 def _reserve(reserve: Reserve, program: Program, passing: Size) -> Size:

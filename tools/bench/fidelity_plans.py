@@ -109,7 +109,7 @@ GENERATIONS = (
     ),
     Generation(
         *("DeepSpeed 2020-2022", ("Megatron-DeepSpeed", "DeepSpeed"), OLD_GPUS, False, 0.1, False, "float16", False),
-        replace(MEGATRON, overlap_products=False, keeps_gradients=True),
+        replace(MEGATRON, overlap_products=False, keeps_gradients=True, keeps_outputs=True),
         "a fork of Megatron-LM of the time; DeepSpeed's pipeline engine sends parts and waits, its ZeRO 1 sums behind the last backward",
     ),
     Generation(
@@ -295,10 +295,11 @@ def _stages(layout: Layout, strategy: Strategy, layers: int) -> tuple[Stage, ...
 
 
 def recompute_of(row: Row) -> str:
-    """What is known of recomputation; "": nothing. Rules that repeat some operators count as the core of attention."""
+    """What is known of recomputation; "": nothing. Rules that repeat some operators count as the core of attention, but torchtitan's
+    ``selective_op``, which repeats every second product and all between, as everything."""
     if not row.recompute:
         return generation_of(row).recompute
-    return "full" if row.recompute == "full" else "none" if row.recompute in ("none", "minimal_flash") else "selective"
+    return {"full": "full", "none": "none", "minimal_flash": "none", "selective_op": "full"}.get(row.recompute, "selective")
 
 
 def cluster_of(row: Row) -> tuple[Cluster, tuple[str, ...]]:

@@ -51,6 +51,7 @@ class PipelineTrainer:
     ) -> None:
         if len(stages) != len(plan.stages):
             raise PlanError(f"the program has {len(stages)} stages, its plan {len(plan.stages)}; correct the program")
+        _check_schedule(plan)
         if micro_batches not in (None, plan.micro_batches):
             raise PlanError(
                 f"micro_batches is {micro_batches}, but the program's schedule is for {plan.micro_batches}; "
@@ -71,6 +72,16 @@ class PipelineTrainer:
                 self._stages[index] = StageTrainer(stages[index], plan, index, part, state=values, **options)
         self._dtypes = next(iter(self._stages.values())).dtypes
         self._tied = TiedGradients(self._holders, plan, self._stages, transport, self.mesh)
+
+    @property
+    def parts(self) -> tuple[Trainer, ...]:
+        """The trainers of this rank's stages."""
+        return tuple(self._stages.values())
+
+    @property
+    def executor(self) -> Executor:
+        """What plays the schedule."""
+        return self._executor
 
     # -- training ---------------------------------------------------------------------------------------------------------------------
 
@@ -246,6 +257,20 @@ class PipelineTrainer:
     def _names(self) -> dict[nn.Parameter, str]:
         """The user's name of every parameter of this rank, copies too."""
         return {parameter: name for stage in self._stages.values() for name, parameter in stage.named_parameters()}
+
+
+def _check_schedule(plan: PipelineInfo) -> None:
+    """Raise ``PlanError`` unless the schedule is for the plan's stages, ranks and micro-batches."""
+    hosts = plan.actions.stages
+    if len(hosts) != len(plan.stages) or plan.actions.micro_batches != plan.micro_batches:
+        raise PlanError(
+            f"the schedule is for {len(hosts)} stages and {plan.actions.micro_batches} micro-batches, the plan for {len(plan.stages)} and "
+            f"{plan.micro_batches}; correct the program"
+        )
+    wrong = next((index for index, stage in enumerate(plan.stages) if hosts[index] != tuple(stage.ranks)), None)
+    if wrong is not None:
+        own = list(plan.stages[wrong].ranks)
+        raise PlanError(f"the schedule has stage {wrong} on ranks {list(hosts[wrong])}, the plan on {own}; correct the program")
 
 
 def links_of(plan: PipelineInfo) -> list[Link]:

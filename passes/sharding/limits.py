@@ -22,6 +22,12 @@ def check_limits(program: Program, plan: Plan) -> None:
             raise ShardingError(
                 f"the batch ({symbol}) is {found.hint}, which {what} does not divide; use a global batch of {near} or another dp"
             )
+        rows = found.hint // plan.micro_batches
+        if found.meaning == "batch" and rows < found.low:
+            raise ShardingError(
+                f"the batch ({symbol}) is {found.hint}, {rows} in each of {plan.micro_batches} micro-batches, but the model was traced for "
+                f"{found.low} or more; use a larger batch or fewer micro-batches"
+            )
     multiple = _sequence_multiple(program, strategy)
     for symbol in sorted(sequence_symbols(program), key=str):
         found = program.symbols[symbol]

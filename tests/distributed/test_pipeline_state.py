@@ -235,3 +235,24 @@ def test_a_batch_that_micro_batches_do_not_divide_is_refused_when_compiling() ->
     traced = subject("gpt2").program
     with pytest.raises(ShardingError, match="dp=2 times 3 micro-batches does not divide"):
         hgc.compiler.distribute_stages(traced, even(2, "dp2", micro_batches=3)(traced))
+
+
+def test_a_schedule_of_another_plan_is_refused(folder: Path) -> None:
+    model, plan, _ = program("pp2", folder)
+    for changed, sentence in (
+        (replace(plan, micro_batches=4), "the schedule is for 2 stages and 2 micro-batches, the plan for 2 and 4"),
+        (
+            replace(plan, schedule=plan.schedule.replace("rank 0", "rank 9").replace("rank 1", "rank 0").replace("rank 9", "rank 1")),
+            "stage 0",
+        ),
+    ):
+        with pytest.raises(PlanError, match=sentence):
+            run_ranks(2, lambda rank, changed=changed: rt.make_trainer(model, changed, device="cpu"))
+
+
+def test_micro_batches_smaller_than_the_model_takes_are_refused_when_compiling() -> None:
+    traced = subject("gpt2").program.copy()
+    (symbol,) = (symbol for symbol, found in traced.symbols.items() if found.meaning == "batch")
+    traced.symbols[symbol] = replace(traced.symbols[symbol], low=2)
+    with pytest.raises(ShardingError, match="1 in each of 4 micro-batches, but the model was traced for 2 or more"):
+        hgc.compiler.distribute_stages(traced, even(2, micro_batches=4)(traced))

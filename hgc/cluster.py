@@ -68,7 +68,8 @@ SHARES = ("matmul_efficiency", "float8_matmul_efficiency", "half_aligned", "unal
 class Device:
     """One accelerator, or one process' share of a CPU. Speeds are dense peaks; ``kernels`` says what is reached of them.
 
-    A peak that is ``None`` means the device has no units for that type.
+    A peak that is ``None`` means the device has no units for that type. ``deviation``: how much the FLOP rates of devices of this kind
+    differ, as a share (one standard deviation); a job that keeps in step runs at the pace of its slowest.
     """
 
     name: str
@@ -82,8 +83,10 @@ class Device:
     float8_flops_per_s: float | None = None
     float4_flops_per_s: float | None = None
     kernels: Kernels = Kernels()
+    deviation: float = 0.0
 
     def __post_init__(self) -> None:
+        records.check_positive("deviation", self.deviation, ClusterError, zero=True)
         if self.type not in DEVICE_TYPES:
             raise ClusterError(f"device type is {self.type!r}; expected one of {', '.join(DEVICE_TYPES)}")
         records.check_whole("memory_bytes", self.memory_bytes, 1, ClusterError)

@@ -19,7 +19,7 @@ from hgc.backends.simulator.work import Meeting, Message, Step, Steps, Work
 from hgc.cluster import Cluster
 from hgc.cost.collectives import Kind, Place, place, time_s
 from hgc.cost.execution import EAGER, Execution
-from hgc.cost.places import axis_places, group_place, slowest_device
+from hgc.cost.places import axis_places, group_place, in_step, slowest_device
 from hgc.cost.stage_time import BlockTime, StageTimes
 from hgc.errors import ClusterError, HgcError
 from hgc.plan import Plan
@@ -149,7 +149,7 @@ class _Simulator:
         evaluated: dict[tuple[int, str, str], dict[str, BlockTime]] = {}
         found = []
         for index, (stage, strategy, traffic) in enumerate(zip(self.stages, self.plan.strategies, self.traffic, strict=True)):
-            device = slowest_device(self.cluster, self.ranks[index])
+            device = in_step(slowest_device(self.cluster, self.ranks[index]), self.plan.devices)
             places = axis_places(self.cluster, stage.program.mesh, self.ranks[index][0])
             key = id(stage.costs), str(strategy)
             if key not in compiled:

@@ -22,7 +22,10 @@ from hgc.simulation import stage_programs
 from hgc.strategy import Strategy
 from tests.cost.small import traced
 
-CLUSTER = Cluster.preset("a100-80", nodes=2)
+_PRESET = Cluster.preset("a100-80", nodes=2)
+_NODE = replace(_PRESET.nodes[0], device=replace(_PRESET.nodes[0].device, deviation=0.0))
+CLUSTER = replace(_PRESET, nodes=(_NODE,) * len(_PRESET.nodes))
+"""Devices are equal, so that the number of them does not change their pace."""
 SIZES = {"b": 32.0, "s": 256.0}
 
 

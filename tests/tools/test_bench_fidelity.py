@@ -91,6 +91,7 @@ def test_rows_that_cannot_be_rebuilt_say_why(rows: dict[str, Row], name: str, re
     [
         ({"tp": None}, "does not state tp"),
         ({"gpus": 9}, "does not divide 9 GPUs"),
+        ({"tp": 0}, "tp is 0"),
         ({"gbs": 33}, "does not divide the global batch 33"),
         ({"dp": 2}, "dp 2 is stated, but 8 GPUs"),
     ],

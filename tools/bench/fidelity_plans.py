@@ -194,6 +194,8 @@ def layout_of(row: Row, layers: int) -> Layout:
     cp = row.cp or 1
     if not row.gpus:
         raise NotRebuilt("the source does not state how many GPUs")
+    if not tp or not pp:
+        raise NotRebuilt(f"tp is {tp} and pp is {pp}; a degree is 1 or more")
     if row.gpus % (tp * pp * cp):
         raise NotRebuilt(f"tp {tp} x pp {pp} x cp {cp} does not divide {row.gpus} GPUs")
     dp = row.gpus // (tp * pp * cp)

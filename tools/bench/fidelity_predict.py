@@ -54,12 +54,14 @@ class Predictor:
     programs: Programs = field(default_factory=Programs)
 
     def __call__(self, case: Case) -> Outcome:
-        """What the row's plan is predicted to take; an :class:`Outcome` with a reason if hgc refuses the plan."""
+        """What the row's plan is predicted to take; an :class:`Outcome` with a reason if hgc refuses the plan, or fails at it."""
         capacity = float(case.cluster.nodes[0].device.memory_bytes)
         try:
             found, notes = self._simulated(case, capacity)
         except HgcError as refused:
             return Outcome(case.row, reason=f"hgc refuses the plan: {refused}", notes=case.notes)
+        except Exception as failed:  # a fault of hgc: it is reported as such, and the other rows go on
+            return Outcome(case.row, reason=f"hgc fails with {type(failed).__name__}: {failed}", notes=case.notes)
         return Outcome(case.row, found.step_s, found.peak_bytes, capacity, notes=(*case.notes, *notes))
 
     def _simulated(self, case: Case, capacity: float) -> tuple[Simulation, tuple[str, ...]]:

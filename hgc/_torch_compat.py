@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -291,4 +291,75 @@ def backward_of_parameters(parameters: list[nn.Parameter], rest: Any) -> None:
     """Add the gradients of ``parameters`` to ``grad``."""
     from torch.distributed.pipelining._backward import stage_backward_weight
 
-    stage_backward_weight(iter(parameters), rest)
+    # parameters in front of all inputs share a part of the graph, which torch would free for the first of them
+    stage_backward_weight(iter(parameters), rest, retain_graph=True)
+
+
+class _Intercepting:
+    """The operators of ``_raw``, each called through ``intercept``."""
+
+    def __init__(self, operators: Any, intercept: Callable[..., Any]) -> None:
+        self._operators, self._intercept = operators, intercept
+
+    def __getattr__(self, name: str) -> Any:
+        operator = getattr(self._operators, name)
+        return lambda *args: self._intercept(name, operator, args)
+
+
+# Names in torch.distributed through which hgc's runtime and FSDP2 send; FSDP2's were renamed in 2.13.
+_SENDING = (
+    *("all_reduce", "broadcast", "isend", "irecv"),
+    *("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"),
+)
+
+
+@contextmanager
+def intercepted_collectives(functional: Callable[..., Any], distributed: Callable[..., Any]) -> Iterator[None]:
+    """Inside, all that this process sends goes through ``functional(name, call, args)``, for the operators of this file and their
+    waits, or ``distributed(name, call, args, kwargs)``, for functions of torch.distributed; both return what the call shall."""
+    global _raw
+    lazy: Any = torch.distributed._functional_collectives
+    raw, wait = _raw, lazy.wait_tensor
+    found: dict[str, Any] = {name: getattr(dist, name) for name in _SENDING if hasattr(dist, name)}
+
+    def through(name: str, call: Any) -> Any:
+        return lambda *args, **kwargs: distributed(name, call, args, kwargs)
+
+    _raw = _Intercepting(raw, functional)
+    lazy.wait_tensor = lambda x: functional("wait_tensor", wait, (x,))
+    for name, call in found.items():
+        setattr(dist, name, through(name, call))
+    try:
+        yield
+    finally:
+        _raw, lazy.wait_tensor = raw, wait
+        for name, call in found.items():
+            setattr(dist, name, call)
+
+
+class _NamedComm:
+    """A collective of FSDP2 that runs inside ``around()``."""
+
+    def __init__(self, comm: Any, around: Callable[[], Any]) -> None:
+        self._comm, self._around = comm, around
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._around():
+            return self._comm(*args, **kwargs)
+
+
+@contextmanager
+def named_gathers(module: Any, gathering: Callable[[], Any], scattering: Callable[[], Any]) -> Iterator[None]:
+    """Inside, an FSDP2 unit gathers its parameters in ``gathering()`` and scatters their gradients in ``scattering()``, contexts both."""
+    groups = [group for group in module._get_fsdp_state()._fsdp_param_groups if group is not None]
+    before = [(group, group._all_gather_comm, group._reduce_scatter_comm) for group in groups]
+    for group, gather, scatter in before:
+        group._all_gather_comm, group._reduce_scatter_comm = _NamedComm(gather, gathering), _NamedComm(scatter, scattering)
+    try:
+        yield
+    finally:
+        for group, gather, scatter in before:
+            group._all_gather_comm, group._reduce_scatter_comm = gather, scatter

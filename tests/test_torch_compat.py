@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import sympy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from hgc import _torch_compat as compat
 from hgc.backends.parity.threads import run_ranks
@@ -240,3 +244,49 @@ def test_backward_in_two_halves() -> None:
 def test_a_result_past_all_inputs_does_not_split() -> None:
     layer, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
     assert not compat.backward_splits([layer(x), layer.weight * 2], [x])
+
+
+def test_intercepted_collectives() -> None:
+    """What hgc's operators, lazy results and torch.distributed send is seen inside, and not afterwards."""
+    seen: list[str] = []
+
+    def functional(name: str, call: Any, args: tuple[Any, ...]) -> Any:
+        seen.append(name)
+        return call(*args)
+
+    def distributed(name: str, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(f"dist.{name}")
+        return call(*args, **kwargs)
+
+    def rank_main(rank: int) -> float:
+        name = str(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+        with compat.intercepted_collectives(functional, distributed):
+            total = compat.all_reduce(torch.ones(2), "sum", name)
+            lazy = compat.settled(compat.finished_when_read(compat.start_all_reduce(total, "sum", name)))
+            dist.all_reduce(lazy)
+        compat.all_reduce(lazy, "sum", name)
+        dist.all_reduce(lazy)
+        return float(lazy.sum())
+
+    assert run_ranks(1, rank_main) == [2.0]
+    assert seen == ["all_reduce", "wait_tensor", "all_reduce", "wait_tensor", "dist.all_reduce"]
+
+
+def test_gathers_of_fsdp_run_in_named_contexts() -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def around(name: str) -> Iterator[None]:
+        seen.append(name)
+        yield
+
+    def rank_main(rank: int) -> None:
+        model = nn.Linear(4, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        with compat.named_gathers(model, lambda: around("gather"), lambda: around("scatter")):
+            model(torch.ones(2, 4)).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()
+
+    run_ranks(2, rank_main)
+    assert seen[0] == "gather"
+    assert set(seen) == {"gather", "scatter"}

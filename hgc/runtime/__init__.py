@@ -10,6 +10,7 @@ from hgc.runtime.pipeline import PipelineTrainer, make_trainer
 from hgc.runtime.pipeline_info import Passed, PipelineInfo, Stage
 from hgc.runtime.plan_info import Input, Normal, PlanInfo, Symbol
 from hgc.runtime.recompute import recompute
+from hgc.runtime.tracing import traced
 from hgc.runtime.trainer import Trainer
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "recompute",
     "stage",
     "start",
+    "traced",
 ]

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from hgc.runtime.modules import Model
 from hgc.runtime.pipeline import Stages, make_trainer
 from hgc.runtime.plan_info import PlanInfo
 from hgc.runtime.progress import Progress
+from hgc.runtime.tracing import traced
 from hgc.runtime.weights import check_export, read_weights
 
 PRECISIONS = {
@@ -31,6 +33,10 @@ PRECISIONS = {
 }
 # their updates look at whole parameters (norms, factors, one flat vector), which a share does not show
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+
+
+TRACED_STEP = 4
+"""Which of a run's steps ``--trace`` shows, or the last of fewer: buffers are allocated and kernels chosen by then."""
 
 
 def main(model: type[Model] | Stages, plan: PlanInfo, argv: Sequence[str] | None = None) -> None:
@@ -76,6 +82,7 @@ def parser(plan: PlanInfo) -> argparse.ArgumentParser:
     made.add_argument("--resume", type=Path, default=None, metavar="DIR", help="continue from a checkpoint")
     made.add_argument("--export", type=Path, default=None, metavar="FILE", help="write whole weights to a .safetensors file at the end")
     made.add_argument("--compile", action="store_true", help="run the bodies of blocks through torch.compile")
+    made.add_argument("--trace", type=Path, default=None, metavar="FILE", help=f"write a trace of step {TRACED_STEP} of this run")
     made.add_argument("--log-every", type=_positive, default=1, metavar="N")
     made.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     return made
@@ -102,6 +109,8 @@ def train(model: type[Model] | Stages, plan: PlanInfo, arguments: argparse.Names
         raise PlanError("--resume and --weights both set the parameters; give one of them")
     if arguments.export is not None:
         check_export(arguments.export)
+    if arguments.trace is not None and arguments.compile:
+        raise PlanError("--compile hides the collectives inside blocks from --trace; leave one of them out")
     trainer = make_trainer(
         model,
         plan,
@@ -119,14 +128,16 @@ def train(model: type[Model] | Stages, plan: PlanInfo, arguments: argparse.Names
     request = DataRequest(sizes, arguments.seed, first, dict(plan.mesh), dict(trainer.mesh.coordinates))
     source = open_source(arguments.data, request, plan)
     progress = Progress(trainer.mesh, plan, arguments.log_every)
+    shown = None if arguments.trace is None else min(first + TRACED_STEP, arguments.steps)
     for step in range(first + 1, arguments.steps + 1):
         batch = next(source, None)
         if batch is None:
             ended = f"data source {arguments.data!r} ended after {step - 1 - first} batches"
             raise BatchError(f"{ended}; it must yield {arguments.steps - first}, or use fewer --steps")
-        loss = trainer.step(batch)
-        norm = trainer.clip_grad_norm(arguments.clip or float("inf"))
-        optimizer.step()
+        with traced(trainer, arguments.trace, optimizer) if step == shown else nullcontext():
+            loss = trainer.step(batch)
+            norm = trainer.clip_grad_norm(arguments.clip or float("inf"))
+            optimizer.step()
         optimizer.zero_grad()
         progress.step(step, loss, norm, batch)
         if arguments.save is not None and (step == arguments.steps or (arguments.save_every and step % arguments.save_every == 0)):

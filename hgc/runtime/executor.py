@@ -7,7 +7,8 @@ its results. Stages may be on any ranks, and on unlike meshes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +44,9 @@ class Executor:
     Raises :class:`~hgc.errors.PlanError`, before anything is sent, for a schedule that does not run to its end.
     """
 
+    around: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    """What each action runs in, given its text; a trace looks in here."""
+
     def __init__(self, schedule: Schedule, links: Sequence[Link], rank: int, transport: Transport, device: torch.device) -> None:
         check(schedule, sorted({(link.maker, link.reader) for link in links}))
         self._schedules = {True: schedule, False: _forwards(schedule)}
@@ -58,7 +62,8 @@ class Executor:
             self._routes[key] = Routes(self._schedules[trains], self._links, shapes, self._rank)
         step = _Step(workers, self._links, Post(self._routes[key], self._transport, self._device))
         for action in self._schedules[trains].lists[self._rank]:
-            step.play(action)
+            with self.around(str(action)):
+                step.play(action)
         step.post.finish()
 
 

@@ -46,6 +46,10 @@ class Mesh:
             self._groups[axes] = groups.describe(_group_along(self, axes))
         return self._groups[axes]
 
+    def known_groups(self) -> dict[tuple[str, ...], groups.Group]:
+        """Axes -> group, of all that were asked for so far."""
+        return dict(self._groups)
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let operators find this mesh's groups."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,9 @@ class Trainer:
     ``Precision(parameters=...)``, which replaces all floating dtypes, those of inputs too. ``compile_blocks``: run the body of every
     block through torch.compile, compiled once for each class. ``mesh``: part of the job that runs the program, if not all of it does.
     """
+
+    around: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    """What each forward and backward runs in, given its name in the notation of schedules (``"0F1"``); a trace looks in here."""
 
     def __init__(
         self,
@@ -79,6 +84,11 @@ class Trainer:
         if compile_blocks:
             compiled.compile_blocks(self.model)
 
+    @property
+    def parts(self) -> tuple[Trainer, ...]:
+        """The trainers of this rank's models: this one."""
+        return (self,)
+
     # -- training ---------------------------------------------------------------------------------------------------------------------
 
     def step(self, batch: batches.Batch) -> Tensor:
@@ -96,8 +106,11 @@ class Trainer:
                 before_micro_batch(self.model, self.plan.zero, last)
                 if last:
                     self._reducer.begin()
-                loss = self._forward(part)
-                loss.backward(torch.full((), 1 / len(parts), dtype=loss.dtype, device=loss.device))  # type: ignore[no-untyped-call]
+                with self.around(f"0F{index}"):
+                    loss = self._forward(part)
+                weight = torch.full((), 1 / len(parts), dtype=loss.dtype, device=loss.device)
+                with self.around(f"0B{index}"):
+                    loss.backward(weight)  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
             self._reducer.finish()
         for share in self._shares.values():

@@ -283,7 +283,14 @@ def backward_of_inputs(
     from torch.distributed.pipelining._backward import stage_backward_input
 
     own = [result.clone() if result._is_view() else result for result in results]  # they are detached in place, which views cannot be
-    found, rest = stage_backward_input(own, gradients, inputs, iter(parameters))
+    found, groups = stage_backward_input(own, gradients, inputs, iter(parameters))
+    rest, seen = [], set[Any]()
+    for group in groups:
+        # torch may leave a parameter in two groups, each of which would add its whole gradient
+        group["params"] = group["params"] - seen
+        seen |= group["params"]
+        if group["params"] and group.get("grads") is not None:
+            rest.append(group)
     return list(found), rest
 
 

@@ -290,3 +290,27 @@ def test_gathers_of_fsdp_run_in_named_contexts() -> None:
     run_ranks(2, rank_main)
     assert seen[0] == "gather"
     assert set(seen) == {"gather", "scatter"}
+
+
+def test_backward_in_two_halves_of_a_parameter_that_is_used_far_apart() -> None:
+    """One that meets the input's way at several places, and shares a part of its own way with others, counts once."""
+    torch.manual_seed(0)
+    bias, table, far = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4)), nn.Linear(4, 4)
+    x = torch.randn(4, 4, requires_grad=True)
+    parameters = [table, bias, *far.parameters()]
+
+    def forward() -> torch.Tensor:
+        front = torch.tanh(table * bias.exp()) @ table
+        middle = torch.tanh(x @ front) + front
+        return far(torch.tanh(middle * bias.exp()) + front) * bias
+
+    expected = torch.autograd.grad(forward().sum(), [x, *parameters])
+    for order in (parameters, parameters[::-1]):
+        for parameter in parameters:
+            parameter.grad = None
+        (found,), rest = compat.backward_of_inputs([forward()], [torch.ones(4, 4)], [x], order)
+        compat.backward_of_parameters(order, rest)
+        assert found is not None
+        torch.testing.assert_close(found, expected[0])
+        for parameter, gradient in zip(parameters, expected[1:], strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)

@@ -77,6 +77,11 @@ def test_three_ranks_and_one(family: str, tmp_path: Path) -> None:
     check_parity(subject(family, rows=6), unlike("dp3", "dp1"), tmp_path / "out")
 
 
+def test_weights_in_front_of_all_inputs(tmp_path: Path) -> None:
+    """The decoder's embedding and first attention come before the stage reads the encoder's output; their backward is split all the same."""
+    check_parity(subject("t5"), placed((4, 0, "dp1"), (6, 1, "dp1"), schedule="zb-h1"), tmp_path / "out")
+
+
 def test_there_and_back(tmp_path: Path) -> None:
     """ZB-V: embedding and head are on one rank, and hold the tied table twice."""
     check_parity(subject("gpt2"), even(2, schedule="zbv", virtual=2, micro_batches=4), tmp_path / "out")

@@ -78,7 +78,7 @@ def test_three_ranks_and_one(family: str, tmp_path: Path) -> None:
 
 
 def test_weights_in_front_of_all_inputs(tmp_path: Path) -> None:
-    """The decoder's embedding and first attention come before the stage reads the encoder's output; their backward is split all the same."""
+    """The decoder's embedding and first attention come before the stage reads the encoder's output; backward is split all the same."""
     check_parity(subject("t5"), placed((4, 0, "dp1"), (6, 1, "dp1"), schedule="zb-h1"), tmp_path / "out")
 
 

@@ -71,9 +71,9 @@ def _terms(
     return {name: number(expression, sizes) for name, expression in terms.expressions().items()}
 
 
-def fullest_device(stages: Sequence[StageMemory], schedule: Schedule, in_flight: Sequence[int]) -> DeviceMemory:
+def fullest_device(stages: Sequence[StageMemory], schedule: Schedule, in_flight: Sequence[int], fragmentation: float = 0.0) -> DeviceMemory:
     """The rank that holds most. It has the state of all its stages, and activations as they come and go in its list; what only the
-    running block needs, and what the driver takes, counts once."""
+    running block needs, and what the driver takes, counts once. ``fragmentation``: as ``Execution`` has it."""
     found = []
     for ranks in schedule.groups:
         actions = [action for action in schedule.lists[ranks[0]] if action.is_compute]
@@ -82,9 +82,10 @@ def fullest_device(stages: Sequence[StageMemory], schedule: Schedule, in_flight:
         alive = max(accumulate(saved[action.stage] * _ALIVE.get(action.kind, 0) for action in actions))
         busiest = max(mine, key=lambda stage: stage.total - stage.term(*_LASTING, ACTIVATIONS, RESERVE))
         terms = {name: sum(stage.term(name) for stage in mine) if name in _LASTING else busiest.term(name) for name, _ in busiest.terms}
-        terms |= {ACTIVATIONS: alive, RESERVE: max(stage.term(RESERVE) for stage in mine)}
-        passing = busiest.total - busiest.term(*_LASTING, ACTIVATIONS, RESERVE)
-        total = sum(terms[name] for name in (*_LASTING, ACTIVATIONS, RESERVE)) + passing
+        tensors = sum((alive, *(terms[name] for name in _LASTING), busiest.total - busiest.term(*_LASTING, ACTIVATIONS, RESERVE)))
+        driver = max(stage.term(RESERVE) - fragmentation * (stage.total - stage.term(RESERVE)) for stage in mine)
+        terms |= {ACTIVATIONS: alive, RESERVE: driver + fragmentation * tensors}
+        total = tensors + terms[RESERVE]
         found.append(DeviceMemory(ranks, tuple(stage.stage for stage in mine), tuple(terms.items()), total))
     return max(found, key=lambda device: device.total)
 

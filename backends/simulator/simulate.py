@@ -97,7 +97,7 @@ class _Simulator:
             step_s=timeline.step_s,
             parts=timeline.mean,
             memory=memory,
-            fullest=fullest_device(memory, schedule, alive),
+            fullest=fullest_device(memory, schedule, alive, self._fragmentation),
             between_nodes_bytes=self._between_nodes(schedule, work, steps_of),
             timeline=timeline,
             devices=self.plan.devices,
@@ -105,6 +105,11 @@ class _Simulator:
             schedule=self.plan.schedule if self.plan.stages else "",
             notes=tuple(dict.fromkeys(note for stage in self.stages for note in stage.costs.notes)),
         )
+
+    @property
+    def _fragmentation(self) -> float:
+        """A CPU has no caching allocator."""
+        return self.options.execution.fragmentation if self.cluster.device_type == "cuda" else 0.0
 
     # -- sizes --------------------------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ stands at its place and in docs/design/costs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import sympy
 
@@ -33,19 +33,17 @@ class Reserve:
     Args:
         context_bytes: the CUDA context with its loaded kernels, and cuBLAS' workspaces.
         communicator_bytes: NCCL's buffers, for each group that a rank is in.
-        share: of all that comes and goes in a step (everything but state), lost to the allocator's rounding and fragmentation.
     """
 
     context_bytes: int = 0
     communicator_bytes: int = 0
-    share: float = 0.0
 
 
 NO_RESERVE = Reserve()
-GPU_RESERVE = Reserve(context_bytes=600 * 2**20, communicator_bytes=16 * 2 * 4 * 2**20, share=0.03)
+GPU_RESERVE = Reserve(context_bytes=600 * 2**20, communicator_bytes=16 * 2 * 4 * 2**20)
 """Assumptions, measured nowhere in this project. Context: half a GiB and more on recent cards, as ``nvidia-smi`` shows it for an empty
-process, and 32 MiB of cuBLAS workspace. NCCL: ``NCCL_BUFFSIZE`` is 4 MiB, to send and to receive, on 16 channels. Allocator: tensors
-above 1 MiB are rounded up to 2 MiB blocks, and blocks that are split leave gaps."""
+process, and 32 MiB of cuBLAS workspace. NCCL: ``NCCL_BUFFSIZE`` is 4 MiB, to send and to receive, on 16 channels. What the allocator
+loses is ``Execution.fragmentation``."""
 
 
 def reserve_of(device: Device) -> Reserve:
@@ -127,7 +125,7 @@ def memory(
     handed_on = _handed_on(program) if execution.keeps_outputs else ZERO
     activations, recomputed = per_batch(kept.saved_bytes + handed_on) * in_flight, per_batch(kept.recomputed)
     gathered = _gathered(shares)
-    return Memory(
+    found = Memory(
         parameters=add(shares.held_numel(entry) * _kept_width(shares, entry) for entry in shares.parameters),
         master=add(shares.local_numel(entry) * shares.stored(entry) for entry in shares.trained if shares.has_copy(entry)),
         buffers=costs.buffer_bytes,
@@ -140,8 +138,9 @@ def memory(
         communication=_communication(shares, execution),
         logits=per_batch(largest(loss)),
         workspace=per_batch(largest(others)),
-        reserve=_reserve(reserve, program, activations + recomputed + gathered),
+        reserve=ZERO,
     )
+    return replace(found, reserve=_reserve(reserve, program, found.total, execution)) if reserve != NO_RESERVE else found
 
 
 class _Split:
@@ -166,10 +165,10 @@ def _handed_on(program: Program) -> Size:
     return add(sympy.Mul(each.dtype.itemsize, *each.local_shape(program.mesh)) for each in values)
 
 
-def _reserve(reserve: Reserve, program: Program, passing: Size) -> Size:
+def _reserve(reserve: Reserve, program: Program, tensors: Size, execution: Execution) -> Size:
     groups = len(program.mesh) + bool(program.mesh)  # one for each axis, and the world
     fixed = reserve.context_bytes + reserve.communicator_bytes * groups
-    return sympy.Integer(fixed) + (passing * sympy.Rational(str(reserve.share)) if reserve.share else ZERO)
+    return sympy.Integer(fixed) + tensors * sympy.Rational(str(execution.fragmentation))
 
 
 # -- state and gradients ----------------------------------------------------------------------------------------------------------------
@@ -215,6 +214,8 @@ def _whole_bytes(shares: Shares, unit: Unit) -> Size:
 
 def _communication(shares: Shares, execution: Execution) -> Size:
     """The next bucket's gradients exist while its buffer waits for them; a unit's, and the flat copy that is reduced and scattered."""
+    if execution.traffic_bytes and shares.trained and shares.axes:
+        return sympy.Integer(execution.traffic_bytes)
     if _in_place(shares, execution):
         return ZERO
     buckets = [sum(int(shares.local_numel(entry)) * shares.summed(entry) for entry in bucket) for _, bucket in shares.buckets()]

@@ -125,10 +125,15 @@ def test_activations_in_flight_and_recomputed() -> None:
 def test_what_the_device_takes_for_itself() -> None:
     (program, plan), measured = lowered("gpt2", "dp2 tp2"), lowered_costs("gpt2", "dp2 tp2")
     none = memory(program, plan, measured, reserve=reserve_of(Cluster.local(1).nodes[0].device))
-    some = memory(program, plan, measured, reserve=Reserve(1000, 100, 0.5))
+    some = memory(program, plan, measured, reserve=Reserve(1000, 100), execution=Execution(fragmentation=0.5))
     sizes = dict.fromkeys(measured.symbols, 16)
     assert none.reserve == 0
-    assert exact(some.reserve, sizes) == 1000 + 3 * 100 + exact(some.activations, sizes) // 2
+    assert exact(2 * some.reserve, sizes) == 2 * (1000 + 3 * 100) + exact(none.total, sizes)
+
+
+def test_a_framework_may_have_its_own_buffers_for_traffic() -> None:
+    (program, plan), measured = lowered("gpt2", "dp2 tp2"), lowered_costs("gpt2", "dp2 tp2")
+    assert memory(program, plan, measured, execution=Execution(traffic_bytes=12345)).communication == 12345
     assert reserve_of(Cluster.preset("h100").nodes[0].device).context_bytes > 2**29
 
 

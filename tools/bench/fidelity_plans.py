@@ -82,6 +82,10 @@ class Generation:
     recompute: str = ""
 
 
+CLASSICAL, EXPANDABLE = 0.15, 0.03
+"""What torch's caching allocator loses (``Execution.fragmentation``): its classical form, and expandable segments (NeMo, torchtitan)."""
+DEEPSPEED_BUCKETS = 2 * 500_000_000 * 2
+"""Bytes of DeepSpeed's default ``reduce_bucket_size`` and ``allgather_bucket_size`` (5e8 elements each) in 16 bits."""
 OLD_GPUS = ("V100", "A100", "A800")
 MEGATRON = Execution(
     fused=True,
@@ -96,10 +100,27 @@ MEGATRON = Execution(
     overlap_slowdown=1.126,
     sends_block=True,
     scatter_gather=True,
+    fragmentation=CLASSICAL,
 )
-MEGATRON_CORE = replace(MEGATRON, fused_accumulation=True, overlap_gradients=True, state_ahead=True, overlap_tensor=True, sends_block=False)
-EAGER = Execution(autocast=False, copy_free_collectives=True)
-COMPILED = Execution(fused=True, autocast=False, copy_free_collectives=True)
+MEGATRON_CORE = replace(
+    MEGATRON,
+    fragmentation=EXPANDABLE,
+    fused_accumulation=True,
+    overlap_gradients=True,
+    state_ahead=True,
+    overlap_tensor=True,
+    sends_block=False,
+)
+    MEGATRON,
+    fragmentation=EXPANDABLE,
+    fused_accumulation=True,
+    overlap_gradients=True,
+    state_ahead=True,
+    overlap_tensor=True,
+    sends_block=False,
+)
+EAGER = Execution(autocast=False, copy_free_collectives=True, fragmentation=CLASSICAL)
+COMPILED = Execution(fused=True, autocast=False, copy_free_collectives=True, fragmentation=EXPANDABLE)
 
 GENERATIONS = (
     Generation(
@@ -109,7 +130,7 @@ GENERATIONS = (
     ),
     Generation(
         *("DeepSpeed 2020-2022", ("Megatron-DeepSpeed", "DeepSpeed"), OLD_GPUS, False, 0.1, False, "float16", False),
-        replace(MEGATRON, overlap_products=False, keeps_gradients=True, keeps_outputs=True),
+        replace(MEGATRON, overlap_products=False, keeps_gradients=True, keeps_outputs=True, traffic_bytes=DEEPSPEED_BUCKETS),
         "a fork of Megatron-LM of the time; DeepSpeed's pipeline engine sends parts and waits, its ZeRO 1 sums behind the last backward",
     ),
     Generation(
@@ -160,8 +181,21 @@ def generation_of(row: Row) -> Generation:
     if "async_tp" in features:
         found = replace(found, execution=replace(found.execution, overlap_tensor=True))
     if row.framework == "torchtitan" and "torch.compile" not in features:
-        found = replace(found, execution=EAGER)
+        found = replace(found, execution=replace(EAGER, fragmentation=EXPANDABLE))
     return found
+
+
+COUNTERS = (
+    ("nanotron", "tensors", "torch.cuda.max_memory_allocated, which nanotron logs: tensors only"),
+    ("torchtitan", "allocator", "torchtitan logs what torch's allocator has reserved: no driver, no NCCL"),
+)
+"""Start of dataset -> what the printed memory counts, and where that is said. Others: what the driver shows, everything."""
+
+
+def printed_bytes(row: Row, tensors: float, allocator: float, driver: float) -> float:
+    """Of the memory that tensors, the allocator beside them, and the driver take: what the row's source has printed."""
+    counted = next((counter for start, counter, _ in COUNTERS if row.dataset.startswith(start)), "driver")
+    return tensors + (allocator if counted != "tensors" else 0.0) + (driver if counted == "driver" else 0.0)
 
 
 def _is_of(row: Row, found: Generation) -> bool:

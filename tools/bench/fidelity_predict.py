@@ -16,6 +16,7 @@ from hgc.tools.bench.fidelity_plans import (
     generation_of,
     layout_of,
     plan_of,
+    printed_bytes,
     recompute_of,
     stage_layers,
 )
@@ -47,6 +48,14 @@ def case_of(row: Row, shapes: dict[str, Shape], siblings: list[Row]) -> Case:
     return Case(row, found, generation, layout, cluster, (f"runs as {generation.name}", *said, *layout.notes, *network))
 
 
+def _printed_bytes(case: Case, found: Simulation) -> float:
+    """The fullest device's memory as the row's source counts it."""
+    reserve = dict(found.fullest.terms)["reserve"]
+    tensors = found.fullest.total - reserve
+    allocator = case.generation.execution.fragmentation * tensors
+    return printed_bytes(case.row, tensors, allocator, reserve - allocator)
+
+
 @dataclass
 class Predictor:
     """Predicts rows; what rows have in common is traced, lowered and measured once."""
@@ -62,7 +71,9 @@ class Predictor:
             return Outcome(case.row, reason=f"hgc refuses the plan: {refused}", notes=case.notes)
         except Exception as failed:  # a fault of hgc: it is reported as such, and the other rows go on
             return Outcome(case.row, reason=f"hgc fails with {type(failed).__name__}: {failed}", notes=case.notes)
-        return Outcome(case.row, found.step_s, found.peak_bytes, capacity, notes=(*case.notes, *notes))
+        printed = _printed_bytes(case, found)
+        room = capacity - (found.peak_bytes - printed)
+        return Outcome(case.row, found.step_s, printed, room, notes=(*case.notes, *notes))
 
     def _simulated(self, case: Case, capacity: float) -> tuple[Simulation, tuple[str, ...]]:
         """Where the source says nothing of recomputation, it is the least that fits into memory."""

@@ -18,7 +18,8 @@ NOISE = 0.033
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row with what was predicted for it; ``reason``: why nothing was. ``memory_bytes``: of the fullest device."""
+    """A row with what was predicted for it; ``reason``: why nothing was. ``memory_bytes``: of the fullest device, as the row's
+    source counts it; ``capacity_bytes``: what the device has for that."""
 
     row: Row
     step_s: float | None = None

@@ -111,14 +111,6 @@ MEGATRON_CORE = replace(
     overlap_tensor=True,
     sends_block=False,
 )
-    MEGATRON,
-    fragmentation=EXPANDABLE,
-    fused_accumulation=True,
-    overlap_gradients=True,
-    state_ahead=True,
-    overlap_tensor=True,
-    sends_block=False,
-)
 EAGER = Execution(autocast=False, copy_free_collectives=True, fragmentation=CLASSICAL)
 COMPILED = Execution(fused=True, autocast=False, copy_free_collectives=True, fragmentation=EXPANDABLE)
 

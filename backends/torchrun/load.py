@@ -33,7 +33,7 @@ def load_model(directory: Path) -> tuple[type[Model] | Stages, PlanInfo]:
         return stages, plan
     if not (isinstance(model, type) and issubclass(model, Model)) or not isinstance(plan, PlanInfo):
         raise ArtifactError(
-            f"{str(path)!r} defines no class Model and no PLAN of hgc.runtime, nor STAGES of a pipeline; mend it, or compile the model again"
+            f"{str(path)!r} defines no class Model and no PLAN of hgc.runtime, nor a pipeline's STAGES; mend it, or compile the model again"
         )
     return model, plan
 

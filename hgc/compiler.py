@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +23,13 @@ from hgc.passes.sharding.limits import check_limits
 from hgc.passes.sharding.pad_vocabulary import PadVocabulary
 from hgc.passes.sharding.plan_text import PlanText
 from hgc.passes.sharding.recompute import Recompute
+from hgc.passes.sharding.search.planner import SearchPlanner
 from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
 from hgc.passes.sharding.stages import cut, stage_edges, stage_plan, unsplit_reason
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.twins import as_twin
 from hgc.passes.sharding.uniform import UniformPlanner
-from hgc.plan import Plan
+from hgc.plan import Plan, Prediction
 from hgc.runtime import PipelineTrainer, Trainer, make_trainer
 from hgc.schedule import make as make_schedule
 from hgc.simulation import measured, stage_programs
@@ -133,11 +134,43 @@ def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster 
     identity = program_hash(traced)
     if isinstance(plan, str) and plan == "auto":
         cluster = cluster or Cluster.local(1)
-        return cluster, replace(UniformPlanner().run(traced, cluster), program_hash=identity)
+        return cluster, replace(_automatic(traced, cluster), program_hash=identity)
     chosen = _read(plan, traced, cluster)
     cluster = cluster or Cluster.local(chosen.devices)
     chosen.validate(cluster.devices, identity)
     return cluster, replace(chosen, program_hash=identity)
+
+
+def _automatic(traced: Program, cluster: Cluster) -> Plan:
+    """The search's plan, or the uniform planner's where the simulator finds it as fast. One device that fits leaves nothing to search."""
+    try:
+        uniform: Plan | None = UniformPlanner().run(traced, cluster)
+    except PlanError:
+        uniform = None
+    if uniform is not None and cluster.devices == 1:
+        return uniform
+    judge = _Judge()
+    searched = SearchPlanner(distribute, judge).run(traced, cluster)
+    if uniform is None:
+        return replace(searched, notes=(*searched.notes, "the uniform planner finds no plan"))
+    usual = judge(traced, uniform, cluster)
+    ratio = (usual.step_s or 0.0) / (searched.predicted.step_s or 1.0)
+    fits = (usual.memory_bytes or 0) <= min(node.device.memory_bytes for node in cluster.nodes)
+    if fits and ratio <= 1:
+        return replace(uniform, predicted=usual, notes=(*uniform.notes, f"the search's best takes {1 / ratio:.3g} times as long"))
+    compared = f"takes {ratio:.3g} times as long" if fits else "does not fit by simulation"
+    return replace(searched, notes=(*searched.notes, f"the uniform planner's {uniform.strategy} {compared}"))
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Simulates plans of one program; stages that were lowered and measured once serve all plans that have them."""
+
+    known: dict[tuple[str, str], simulator.StageProgram] = field(default_factory=dict)
+
+    def __call__(self, traced: Program, plan: Plan, cluster: Cluster) -> Prediction:
+        found = simulator.simulate(stage_programs(traced, plan, distribute, known=self.known), plan, cluster)
+        return Prediction(found.step_s, int(found.peak_bytes), basis="simulated")
 
 
 def _read(plan: PlanLike, traced: Program, cluster: Cluster | None) -> Plan:

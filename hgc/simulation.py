@@ -21,14 +21,16 @@ def stage_programs(
     lower: Callable[[Program, Plan], Program],
     sizes: Mapping[str, float] | None = None,
     execution: Execution = EAGER,
+    known: dict[tuple[str, str], StageProgram] | None = None,
 ) -> tuple[StageProgram, ...]:
     """Each stage of ``plan``, or the whole program of a plan without stages.
 
     ``lower(program, plan)`` applies a plan without stages to a single-device program, as large as ``sizes`` (symbol name -> number;
-    default: the example's) say. Raises what it raises, and :class:`~hgc.errors.PlanError` for stages that do not fit the program.
+    default: the example's) say. ``known``: what calls with the same ``lower``, precision, ``sizes`` and ``execution`` share. Raises what
+    ``lower`` raises, and :class:`~hgc.errors.PlanError` for stages that do not fit the program.
     """
     traced = _sized(traced, sizes or {})
-    known: dict[tuple[str, str], StageProgram] = {}
+    known = {} if known is None else known
     found = []
     for index, stage in enumerate(cut(traced, plan)):
         strategy = plan.strategies[index]

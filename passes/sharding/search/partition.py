@@ -101,8 +101,9 @@ def bmw(problem: Pipeline, stages: Stages | None = None) -> Walk:
     """Galvatron-BMW's walk from the memory-balanced cuts towards the time-balanced ones (algorithm 2 of the paper).
 
     A cut's stages are planned each for itself, then the slowest one gives a block to a neighbour. The new cut is tried only if, with the
-    strategies just found, (i) its slowest stage is not slower, (ii) all stages fit, and (iii) its fullest stage holds no more than that of
-    the time-balanced cut. The walk ends when no cut is left. If the memory-balanced cuts themselves do not fit, it starts at the time-balanced ones.
+    strategies just found, (i) its slowest stage is not slower, (ii) all stages fit, and (iii) its fullest stage holds no more than that
+    of the time-balanced cut. The walk ends when no cut is left. Where the memory-balanced cut itself does not fit, the time-balanced
+    one is tried too.
     """
     stages = stages or Stages(problem)
     reference = reference_choices(problem)

@@ -1,0 +1,270 @@
+"""What each block of a program costs under each strategy, as numbers for the search; each distinct block is lowered once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from hgc.cluster import Cluster, Device
+from hgc.cost.collectives import Kind, place, time_s
+from hgc.cost.memory import memory, reserve_of
+from hgc.cost.places import axis_places, group_place, slowest_device
+from hgc.cost.shares import BUCKET_BYTES, DATA_AXES
+from hgc.cost.stage_time import BlockTime, StageTimes
+from hgc.cost.symbolic import Formulas, ProgramCosts
+from hgc.cost.traffic import optimizer_bytes, optimizer_s
+from hgc.errors import HgcError
+from hgc.ir.hashing import structure_hash
+from hgc.ir.program import RECEIVED, Program
+from hgc.ir.value import info, value
+from hgc.passes.analysis.costs import BlockCosts
+from hgc.passes.sharding.search.pipeline import Pipeline
+from hgc.passes.sharding.search.space import lowered_alike
+from hgc.passes.sharding.stages import cut
+from hgc.plan import Plan, Precision, Stage
+from hgc.strategy import Strategy
+
+Lower = Callable[[Program, Plan], Program]
+"""Applies a plan without stages to a single-device program."""
+Numbers = tuple[float, float, float, float, float]
+"""Of a block: time of a micro-batch, what the last one takes longer, state, what a micro-batch saves, passing memory."""
+_IMPOSSIBLE: Numbers = (math.inf, 0.0, 0.0, 0.0, 0.0)
+_GROUPS = 5
+"""Communicators of a rank at most: one for each axis, and the world."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Lowered:
+    """A block lowered by the axes that decide its graph (all but ``dp``, which only divides the batch), with its costs."""
+
+    program: Program
+    costs: ProgramCosts
+    body: str
+    optimizer_bytes: float
+    precision: Precision
+    _times: dict[str, StageTimes] = field(default_factory=dict)
+    _memory: dict[str, Formulas] = field(default_factory=dict)
+
+    def times(self, recompute: str, sizes: Mapping[str, float], device: Device, cluster: Cluster, strategy: Strategy) -> BlockTime:
+        key = recompute if self.costs.repeated else "none"
+        if key not in self._times:
+            self._times[key] = StageTimes(self.costs, Strategy(recompute=key), self.precision)
+        return self._times[key](sizes, device, axis_places(cluster, strategy.mesh))[self.body]
+
+    def memory(self, recompute: str, sizes: Mapping[str, float]) -> dict[str, float]:
+        """Terms of ``hgc.cost.memory`` for one micro-batch, without ZeRO."""
+        key = recompute if self.costs.repeated else "none"
+        if key not in self._memory:
+            plan = Plan(Strategy(recompute=key), precision=self.precision)
+            terms = memory(self.program, plan, self.costs)
+            self._memory[key] = Formulas(terms.expressions(), self.program.symbols)
+        return {name: float(amount) for name, amount in self._memory[key]({name: np.asarray(size) for name, size in sizes.items()}).items()}
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramBlocks:
+    """The blocks of a traced program on a cluster.
+
+    A strategy's numbers come from the block lowered without ``dp`` and ZeRO, for a share of the batch; what ZeRO shards and sends follows
+    from the block's parameters (the table in docs/design/costs.md). On the CPU that is exposed, on a GPU only what takes longer than the
+    compute that it runs beside. Values between stages travel once a micro-batch each way. The simulator has the last word on plans.
+    """
+
+    program: Program
+    cluster: Cluster
+    lower: Lower
+    precision: Precision = field(default_factory=Precision)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Strategy (as lowered) -> why some block cannot have it."""
+    _lowered: dict[tuple[str, Strategy], _Lowered | None] = field(default_factory=dict)
+    _numbers: dict[tuple[int, Strategy, int], Numbers] = field(default_factory=dict)
+
+    @cached_property
+    def parts(self) -> tuple[Program, ...]:
+        """Each block as a program of its own."""
+        count = sum(1 for _ in self.program.blocks())
+        return cut(self.program, Plan(stages=tuple(Stage(1, rank, Strategy()) for rank in range(count))))
+
+    @cached_property
+    def hashes(self) -> tuple[str, ...]:
+        return tuple(structure_hash(part) for part in self.parts)
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """Of each block: which block is the first that does the same."""
+        return tuple(self.hashes.index(each) for each in self.hashes)
+
+    @cached_property
+    def batch(self) -> int:
+        """Rows of the global batch; 1 if the program has no batch."""
+        found = [symbol.hint for symbol in self.program.symbols.values() if symbol.meaning == "batch"]
+        return math.gcd(*found) if found else 1
+
+    @cached_property
+    def device(self) -> Device:
+        return slowest_device(self.cluster, range(self.cluster.devices))
+
+    @cached_property
+    def limit_bytes(self) -> float:
+        """Of the smallest device, for tensors."""
+        smallest = min(self.cluster.nodes, key=lambda node: node.device.memory_bytes).device
+        reserve = reserve_of(smallest)
+        return float(smallest.memory_bytes - reserve.context_bytes - _GROUPS * reserve.communicator_bytes)
+
+    def usable(self, strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
+        """Those under which every block can be lowered and the batch divides."""
+        return tuple(
+            strategy
+            for strategy in strategies
+            if self.batch % strategy.dp == 0 and all(self._block(kind, strategy) is not None for kind in sorted(set(self.kinds)))
+        )
+
+    def pipeline(self, strategies: Sequence[Strategy], stages: int, micro_batches: int) -> Pipeline:
+        """The search problem of so many stages, each of ``strategy.devices`` ranks. Switches cost nothing: a stage has one strategy."""
+        kinds = sorted(set(self.kinds))
+        table = {kind: np.array([self._of(kind, strategy, micro_batches) for strategy in strategies]) for kind in kinds}
+        numbers = np.array([table[kind] for kind in self.kinds])
+        micro_s = numbers[:, :, 0]
+        if stages > 1:
+            micro_s = micro_s + self._messages_s(strategies, stages, micro_batches) / len(self.kinds)
+        count = len(strategies)
+        return Pipeline(
+            micro_s,
+            numbers[:, :, 1],
+            numbers[:, :, 2],
+            numbers[:, :, 3],
+            numbers[:, :, 4],
+            np.zeros((count, count)),
+            stages,
+            micro_batches,
+            self.limit_bytes,
+            self.kinds,
+        )
+
+    def _block(self, kind: int, strategy: Strategy) -> _Lowered | None:
+        graph = replace(lowered_alike(strategy), dp=1)
+        key = self.hashes[kind], graph
+        if key not in self._lowered:
+            try:
+                self._lowered[key] = self._lower(self.parts[kind], graph)
+            except HgcError as error:
+                self.refused.setdefault(str(graph), str(error))
+                self._lowered[key] = None
+        return self._lowered[key]
+
+    def _lower(self, part: Program, graph: Strategy) -> _Lowered:
+        lowered = self.lower(part, Plan(graph, precision=self.precision))
+        costs = BlockCosts(self.precision).run(lowered)
+        own = [block.body for block in lowered.blocks()][-1]  # what comes from the batch alone is computed in front of it
+        return _Lowered(lowered, costs, own, float(optimizer_bytes(lowered, graph, self.precision)), self.precision)
+
+    def _of(self, kind: int, strategy: Strategy, micro_batches: int) -> Numbers:
+        key = kind, strategy, micro_batches
+        if key not in self._numbers:
+            divides = self.batch % (strategy.dp * micro_batches) == 0
+            self._numbers[key] = self._measured(kind, strategy, micro_batches) if divides else _IMPOSSIBLE
+        return self._numbers[key]
+
+    def _measured(self, kind: int, strategy: Strategy, micro_batches: int) -> Numbers:
+        block = self._block(kind, strategy)
+        if block is None:
+            return _IMPOSSIBLE
+        sizes = self._sizes(strategy.dp * micro_batches)
+        time = block.times(strategy.recompute, sizes, self.device, self.cluster, strategy)
+        terms = block.memory(strategy.recompute, sizes)
+        ranks = math.prod(getattr(strategy, axis) for axis in DATA_AXES)
+        state = _State(terms, ranks, strategy.zero, micro_batches)
+        every_s, last_s = self._traffic_s(state, time, strategy)
+        update_s = optimizer_s(block.optimizer_bytes / state.optimizer_parts, self.device)
+        adding_s = optimizer_s(3 * terms["gradients"], self.device) if micro_batches > 1 else 0.0
+        lost = terms["total"] / (terms["total"] - terms["reserve"]) if terms["reserve"] else 1.0  # the allocator's, whatever it is of
+        return (
+            time.forward_s + time.backward_s + every_s + adding_s,
+            last_s + update_s - adding_s,
+            state.bytes * lost,
+            terms["activations"] * lost,
+            (max(terms["logits"], terms["workspace"] + terms["recomputed"]) + state.passing_bytes) * lost,
+        )
+
+    def _sizes(self, parts: int) -> dict[str, float]:
+        found = self.program.symbols.items()
+        return {symbol.name: each.hint / (parts if each.meaning == "batch" else 1) for symbol, each in found}
+
+    def _traffic_s(self, state: _State, time: BlockTime, strategy: Strategy) -> tuple[float, float]:
+        """Exposed seconds of gradients and ZeRO, in each micro-batch and in the last one."""
+        axes = tuple(axis for axis in strategy.mesh if axis in DATA_AXES)
+        if not axes:
+            return 0.0, 0.0
+        where = group_place(self.cluster, strategy.mesh, axes, 0)
+
+        def seconds(kind: Kind, payload_bytes: float, beside_s: float, *, is_hidden: bool) -> float:
+            taken_s = time_s(kind, payload_bytes, where) if payload_bytes else 0.0
+            return max(taken_s - beside_s, 0.0) if is_hidden else taken_s
+
+        is_gpu = self.device.type == "cuda"
+        if strategy.zero == 0:
+            return 0.0, seconds("all_reduce", state.gradients, time.backward_s, is_hidden=True)
+        gather_s = seconds("all_gather", state.parameters, time.forward_s, is_hidden=is_gpu)
+        again_s = seconds("all_gather", state.parameters, 0.0, is_hidden=False) if strategy.zero == 3 else 0.0
+        scatter_s = seconds("reduce_scatter", state.gradients, 0.0, is_hidden=False)
+        backward_s = max(again_s + scatter_s - (time.backward_s if is_gpu else 0.0), 0.0)
+        if strategy.zero == 1:
+            return 0.0, gather_s + backward_s
+        return (backward_s, gather_s) if strategy.zero == 2 else (gather_s + backward_s, 0.0)
+
+    def _messages_s(self, strategies: Sequence[Strategy], stages: int, micro_batches: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """[strategies]: what a micro-batch's messages take between all stages, forward and backward."""
+        ranks = self.cluster.devices // stages
+        where = place(self.cluster, (0, ranks))
+        usual = self.parts[max(set(self.kinds), key=self.kinds.count)]
+        sent = []
+        for strategy in strategies:
+            sizes = self._sizes(strategy.dp * micro_batches)
+            crossing = [value(node) for node in usual.inputs() if info(node).role == RECEIVED and value(node).requires_grad]
+            points = [{symbol: sizes[symbol.name] for symbol in each.nbytes.free_symbols} for each in crossing]
+            bytes_ = sum(float(each.nbytes.subs(point)) for each, point in zip(crossing, points, strict=True))
+            sent.append(2 * (stages - 1) * time_s("send", bytes_ / (strategy.cp * strategy.sp), where))
+        return np.array(sent)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Bytes of a block's state on a rank of ``ranks`` that share data, from the memory terms of one that shares none."""
+
+    terms: Mapping[str, float]
+    ranks: int
+    zero: int
+    micro_batches: int
+
+    @property
+    def parameters(self) -> float:
+        return self.terms["parameters"]
+
+    @property
+    def gradients(self) -> float:
+        return self.terms["gradients"]
+
+    @property
+    def optimizer_parts(self) -> int:
+        return self.ranks if self.zero else 1
+
+    @property
+    def bytes(self) -> float:
+        """With ZeRO 1 and 2 all parameters are whole beside the shares, with 1 also the gradients of all but the last micro-batch."""
+        whole = self.terms["parameters"] if self.zero in (1, 2) else 0.0
+        summed = self.gradients if self.zero == 1 and self.micro_batches > 1 else 0.0
+        held = self.parameters + self.gradients + self.terms["optimizer"] + self.terms["master"]
+        return held / self.optimizer_parts + whole + summed + self.terms["buffers"] + self.terms["batch"]
+
+    @property
+    def passing_bytes(self) -> float:
+        """Gradients on their way; with ZeRO 3 the block's parameters and the next one's."""
+        if self.ranks == 1:
+            return 0.0
+        if not self.zero:
+            return min(BUCKET_BYTES, self.gradients)
+        return (2 if self.zero == 3 else 0) * self.parameters + 2 * self.gradients

@@ -1,0 +1,122 @@
+"""The search on real programs: its numbers against the simulator, pins, bad input, and its plans on ranks that are threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hgc import compiler
+from hgc.cluster import Cluster
+from hgc.errors import PlanError
+from hgc.ir.program import Program
+from hgc.passes.sharding.search.costs import ProgramBlocks
+from hgc.passes.sharding.search.pipeline import measured
+from hgc.passes.sharding.search.planner import SearchPlanner
+from hgc.plan import Plan, Prediction
+from hgc.simulation import stage_programs
+from hgc.strategy import Strategy
+from tests.distributed.pipelines import check_parity, subject
+
+
+@cache
+def _program(family: str) -> Program:
+    return subject(family).program
+
+
+def judge(program: Program, plan: Plan, cluster: Cluster) -> Prediction:
+    found = compiler.simulate(program, plan, cluster)
+    return Prediction(found.step_s, int(found.peak_bytes), basis="simulated")
+
+
+def _planner(**options: object) -> SearchPlanner:
+    return SearchPlanner(compiler.distribute, judge, **options)  # type: ignore[arg-type]
+
+
+def _small(cluster: Cluster, memory_bytes: int) -> Cluster:
+    nodes = tuple(replace(node, device=replace(node.device, memory_bytes=memory_bytes)) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
+
+
+@pytest.mark.parametrize("strategy", ["dp4", "dp4 zero3", "dp2 tp2 zero1 recompute"])
+def test_numbers_against_the_simulator(strategy: str) -> None:
+    """Memory of blocks added up is that of the whole program, and time that of its step, roughly: the simulator decides later."""
+    chosen, cluster = Strategy.parse(strategy), Cluster.local(4)
+    blocks = ProgramBlocks(_program("llama"), cluster, compiler.distribute)
+    assert blocks.usable([chosen]) == (chosen,)
+    problem = blocks.pipeline([chosen], stages=1, micro_batches=1)
+    found = measured(problem, 0, 0, (0,) * problem.blocks)
+    wanted = compiler.simulate(_program("llama"), Plan(chosen), cluster)
+    assert found.memory == pytest.approx(wanted.peak_bytes, rel=0.35)
+    assert found.whole_s == pytest.approx(wanted.step_s, rel=0.35)
+
+
+def test_blocks_alike_are_measured_once() -> None:
+    blocks = ProgramBlocks(_program("llama"), Cluster.local(2), compiler.distribute)
+    assert blocks.kinds == (0, 1, 1, 1, 4)
+    asked = []
+
+    def lower(program: Program, plan: Plan) -> Program:
+        asked.append(program.name)
+        return compiler.distribute(program, plan)
+
+    counted = replace(blocks, lower=lower, _lowered={}, _numbers={})
+    counted.pipeline([Strategy(dp=2), Strategy(dp=2, zero=3), Strategy(dp=2, recompute="full")], 1, 1)
+    counted.pipeline([Strategy()], 2, 2)
+    assert len(asked) == 3
+
+
+def test_what_memory_forces() -> None:
+    """Plenty: no ZeRO, nothing computed twice. Less: one of them. Too little: the sentence names what would do, and that does."""
+    program, cluster = _program("gpt2"), Cluster.local(2)
+    planner = _planner(fix=(("stages", 1), ("tp", 1)))
+    usual = planner.run(program, cluster)
+    assert usual.strategy == Strategy(dp=2)
+    peak = usual.predicted.memory_bytes
+    assert peak
+    tight = planner.run(program, _small(cluster, int(peak * 0.85)))
+    assert tight.strategy != usual.strategy
+    assert tight.predicted.memory_bytes <= peak * 0.85  # type: ignore[operator]
+    with pytest.raises(PlanError, match=r"no plan fits .* on each of 2 devices; about \d+ MiB would do") as caught:
+        planner.run(program, _small(cluster, int(peak * 0.2)))
+    enough = int(str(caught.value).split("about ")[1].split(" ")[0]) + 1
+    assert enough * 2**20 < peak
+
+
+def test_pins() -> None:
+    program, cluster = _program("llama"), Cluster.local(4)
+    plan = _planner(fix=(("tp", 2), ("stages", 2)), forbid=(("micro_batches", 2),)).run(program, cluster)
+    assert len(plan.stages) == 2
+    assert {strategy.tp for strategy in plan.strategies} == {2}
+    assert plan.micro_batches == 4
+    with pytest.raises(PlanError, match=r"no strategy runs .* drop what fix and forbid say"):
+        _planner(fix=(("dp", 3),)).run(program, cluster)
+    with pytest.raises(PlanError, match="no 'pp' to fix"):
+        _planner(fix=(("pp", 2),)).run(program, cluster)
+
+
+def test_fewer_rows_than_devices_need_sequence_axes() -> None:
+    """Two rows on four devices, in one stage without tensor parallelism."""
+    plan = _planner(fix=(("stages", 1), ("tp", 1))).run(subject("llama", 2).program, Cluster.local(4))
+    assert plan.strategy.dp * plan.strategy.cp * plan.strategy.sp == 4
+    assert plan.strategy.dp <= 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_plans_run(family: str, tmp_path: Path) -> None:
+    """Plans for four devices train as the model on one: the best, and the best with two stages."""
+    program, cluster = _program(family), Cluster.local(4)
+    plan = _planner(fix=(("stages", 2),)).run(program, cluster)
+    assert len(plan.stages) == 2
+    check_parity(subject(family), lambda _: plan, tmp_path / "out")
+
+
+def test_shared_lowering_changes_nothing() -> None:
+    known: dict[tuple[str, str], object] = {}
+    program, plan = _program("llama"), Plan(Strategy(dp=2))
+    first = stage_programs(program, plan, compiler.distribute, known=known)  # type: ignore[arg-type]
+    again = stage_programs(program, replace(plan, micro_batches=2), compiler.distribute, known=known)  # type: ignore[arg-type]
+    assert again[0].costs is first[0].costs
+    assert len(known) == 1

@@ -121,7 +121,7 @@ PLAN = [
     Mistake(
         f"{WORKS} --devices 4 --plan dp3", "the plan needs 3 devices (dp 3), the cluster has 4; the nearest strategy that fits is 'dp4'"
     ),
-    Mistake(f"{WORKS} --devices 4 --plan ap4", "unknown word 'ap4' in strategy 'pp4'; did you mean"),
+    Mistake(f"{WORKS} --devices 4 --plan ap4", "unknown word 'ap4' in strategy 'ap4'; did you mean"),
     Mistake(f"{WORKS} --devices 4 --plan dp", "has no size; write for example 'dp2'"),
     Mistake(f"{WORKS} --devices 4 --plan dp4,zero4", "zero is 4; expected 0, 1, 2 or 3, and the nearest is 3"),
     Mistake(f"{WORKS} --devices 4 --plan tp4,zero3", "zero is 3 but dp is 1"),

@@ -47,9 +47,16 @@ def local_batch(batch: Batch, plan: PlanInfo, mesh: Mesh) -> dict[str, Tensor]:
     """This rank's part of a batch on its device. Raises ``BatchError`` or ``ShardingError`` for one that does not fit."""
     check_names(batch, plan)
     if isinstance(batch, LocalBatch):
-        return {name: batch[name].to(mesh.device, non_blocking=True) for name in plan.inputs}
+        return {name: to_device(batch[name], mesh.device) for name in plan.inputs}
     check_sizes(batch, plan)
-    return {name: _own_part(name, batch[name], plan.inputs[name], mesh).to(mesh.device, non_blocking=True) for name in plan.inputs}
+    return {name: to_device(_own_part(name, batch[name], plan.inputs[name], mesh), mesh.device) for name in plan.inputs}
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor there; to a GPU through pinned memory, from which alone a copy does not hold up the host."""
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _own_part(name: str, tensor: Tensor, declared: Input, mesh: Mesh) -> Tensor:

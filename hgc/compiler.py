@@ -13,6 +13,7 @@ from torch import nn
 
 from hgc.backends import graphviz, parity, simulator, torchrun
 from hgc.cluster import Cluster
+from hgc.cost.symbolic import ProgramCosts
 from hgc.errors import PlanError
 from hgc.ir.hashing import program_hash, structure_hash
 from hgc.ir.program import Program
@@ -150,7 +151,7 @@ def _automatic(traced: Program, cluster: Cluster) -> Plan:
     if uniform is not None and cluster.devices == 1:
         return uniform
     judge = _Judge()
-    searched = SearchPlanner(distribute, judge).run(traced, cluster)
+    searched = SearchPlanner(_measured, judge).run(traced, cluster)
     if uniform is None:
         return replace(searched, notes=(*searched.notes, "the uniform planner finds no plan"))
     usual = judge(traced, uniform, cluster)
@@ -160,6 +161,11 @@ def _automatic(traced: Program, cluster: Cluster) -> Plan:
         return replace(uniform, predicted=usual, notes=(*uniform.notes, f"the search's best takes {1 / ratio:.3g} times as long"))
     compared = f"takes {ratio:.3g} times as long" if fits else "does not fit by simulation"
     return replace(searched, notes=(*searched.notes, f"the uniform planner's {uniform.strategy} {compared}"))
+
+
+def _measured(program: Program, plan: Plan) -> tuple[Program, ProgramCosts]:
+    (found,) = stage_programs(program, plan, distribute)
+    return found.program, found.costs
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,14 @@ from hgc.errors import HgcError
 from hgc.ir.hashing import structure_hash
 from hgc.ir.program import RECEIVED, Program
 from hgc.ir.value import info, value
-from hgc.passes.analysis.costs import BlockCosts
 from hgc.passes.sharding.search.pipeline import Pipeline
 from hgc.passes.sharding.search.space import lowered_alike
 from hgc.passes.sharding.stages import cut
 from hgc.plan import Plan, Precision, Stage
 from hgc.strategy import Strategy
 
-Lower = Callable[[Program, Plan], Program]
-"""Applies a plan without stages to a single-device program."""
+Measure = Callable[[Program, Plan], tuple[Program, ProgramCosts]]
+"""Applies a plan without stages to a single-device program, and finds what the result costs."""
 Numbers = tuple[float, float, float, float, float]
 """Of a block: time of a micro-batch, what the last one takes longer, state, what a micro-batch saves, passing memory."""
 _IMPOSSIBLE: Numbers = (math.inf, 0.0, 0.0, 0.0, 0.0)
@@ -76,7 +75,7 @@ class ProgramBlocks:
 
     program: Program
     cluster: Cluster
-    lower: Lower
+    measure: Measure
     precision: Precision = field(default_factory=Precision)
     refused: dict[str, str] = field(default_factory=dict)
     """Strategy (as lowered) -> why some block cannot have it."""
@@ -157,8 +156,7 @@ class ProgramBlocks:
         return self._lowered[key]
 
     def _lower(self, part: Program, graph: Strategy) -> _Lowered:
-        lowered = self.lower(part, Plan(graph, precision=self.precision))
-        costs = BlockCosts(self.precision).run(lowered)
+        lowered, costs = self.measure(part, Plan(graph, precision=self.precision))
         own = [block.body for block in lowered.blocks()][-1]  # what comes from the batch alone is computed in front of it
         return _Lowered(lowered, costs, own, float(optimizer_bytes(lowered, graph, self.precision)), self.precision)
 

@@ -10,7 +10,7 @@ from hgc.cluster import Cluster
 from hgc.errors import HgcError, PlanError
 from hgc.ir.program import Program
 from hgc.passes.base import Planner
-from hgc.passes.sharding.search.costs import Lower, ProgramBlocks
+from hgc.passes.sharding.search.costs import Measure, ProgramBlocks
 from hgc.passes.sharding.search.hybrid import Found, Outcome, search
 from hgc.passes.sharding.search.partition import balance
 from hgc.passes.sharding.search.pipeline import Pipeline, alike, spans
@@ -51,7 +51,7 @@ class SearchPlanner(Planner):
     """Pipeline stages x micro-batches x one strategy for each stage.
 
     Args:
-        lower: applies a plan without stages, as ``hgc.compiler.distribute`` does.
+        measure: applies a plan without stages, as ``hgc.compiler.distribute`` does, and finds what the result costs.
         judge: predicts the plans that the search likes best.
         space: ``"hgc"`` or ``"galvatron-bmw"``.
         fix, forbid: parts of all strategies, ``fix=(("tp", 2),)``, ``forbid=(("zero", 3),)``; ``stages`` and ``micro_batches`` too.
@@ -64,7 +64,7 @@ class SearchPlanner(Planner):
 
     name: ClassVar[str] = "search"
 
-    lower: Lower
+    measure: Measure
     judge: Judge
     space: str = "hgc"
     fix: tuple[tuple[str, object], ...] = ()
@@ -74,7 +74,7 @@ class SearchPlanner(Planner):
 
     def run(self, program: Program, cluster: Cluster) -> Plan:
         """Raises :class:`~hgc.errors.PlanError` if no plan can be, or none fits, naming the memory that would do."""
-        blocks = ProgramBlocks(program, cluster, self.lower, self.precision)
+        blocks = ProgramBlocks(program, cluster, self.measure, self.precision)
         with_sequence = blocks.batch < cluster.devices or any(name in ("cp", "sp") for name, _ in self.fix)
         tried = self._problems(blocks, with_sequence)
         if not with_sequence and not search([problem for problem, _ in tried], alike).found:

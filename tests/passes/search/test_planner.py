@@ -10,6 +10,7 @@ import pytest
 
 from hgc import compiler
 from hgc.cluster import Cluster
+from hgc.cost.symbolic import ProgramCosts
 from hgc.errors import PlanError
 from hgc.ir.program import Program
 from hgc.passes.sharding.search.costs import ProgramBlocks
@@ -31,8 +32,13 @@ def judge(program: Program, plan: Plan, cluster: Cluster) -> Prediction:
     return Prediction(found.step_s, int(found.peak_bytes), basis="simulated")
 
 
+def measure(program: Program, plan: Plan) -> tuple[Program, ProgramCosts]:
+    (found,) = stage_programs(program, plan, compiler.distribute)
+    return found.program, found.costs
+
+
 def _planner(**options: object) -> SearchPlanner:
-    return SearchPlanner(compiler.distribute, judge, **options)  # type: ignore[arg-type]
+    return SearchPlanner(measure, judge, **options)  # type: ignore[arg-type]
 
 
 def _small(cluster: Cluster, memory_bytes: int) -> Cluster:
@@ -44,7 +50,7 @@ def _small(cluster: Cluster, memory_bytes: int) -> Cluster:
 def test_numbers_against_the_simulator(strategy: str) -> None:
     """Memory of blocks added up is that of the whole program, and time that of its step, roughly: the simulator decides later."""
     chosen, cluster = Strategy.parse(strategy), Cluster.local(4)
-    blocks = ProgramBlocks(_program("llama"), cluster, compiler.distribute)
+    blocks = ProgramBlocks(_program("llama"), cluster, measure)
     assert blocks.usable([chosen]) == (chosen,)
     problem = blocks.pipeline([chosen], stages=1, micro_batches=1)
     found = measured(problem, 0, 0, (0,) * problem.blocks)
@@ -54,15 +60,15 @@ def test_numbers_against_the_simulator(strategy: str) -> None:
 
 
 def test_blocks_alike_are_measured_once() -> None:
-    blocks = ProgramBlocks(_program("llama"), Cluster.local(2), compiler.distribute)
+    blocks = ProgramBlocks(_program("llama"), Cluster.local(2), measure)
     assert blocks.kinds == (0, 1, 1, 1, 4)
     asked = []
 
-    def lower(program: Program, plan: Plan) -> Program:
+    def counting(program: Program, plan: Plan) -> tuple[Program, ProgramCosts]:
         asked.append(program.name)
-        return compiler.distribute(program, plan)
+        return measure(program, plan)
 
-    counted = replace(blocks, lower=lower, _lowered={}, _numbers={})
+    counted = replace(blocks, measure=counting, _lowered={}, _numbers={})
     counted.pipeline([Strategy(dp=2), Strategy(dp=2, zero=3), Strategy(dp=2, recompute="full")], 1, 1)
     counted.pipeline([Strategy()], 2, 2)
     assert len(asked) == 3

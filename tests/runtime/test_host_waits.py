@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hgc import _torch_compat as compat
 from hgc import compiler
 from hgc import runtime as rt
 from hgc.backends import torchrun
 from hgc.backends.parity.threads import run_ranks
-from hgc.runtime.batches import to_device
+from hgc.runtime.batches import local_batch, to_device
 from hgc.runtime.precision import read_precision
 from hgc.runtime.state import allocate, entries_of
 from hgc.tools.bench.overhead_models import Size, global_batch, llama
@@ -28,7 +27,9 @@ from tests.runtime.programs import Model, batch, plan, reference, whole_state
 
 SIZE = Size(hidden=32, layers=2, heads=4, vocabulary=64, rows=4, length=16)
 EMITTED = ("cp2", "sp2", "pp2 micro2", "dp2 recompute")
-READING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::bincount", "aten::masked_select", "aten::_unique2", "aten::equal"})
+READING = frozenset(
+    {"aten::_local_scalar_dense", "aten::nonzero", "aten::bincount", "aten::masked_select", "aten::_unique2", "aten::equal"}
+)
 """Operators whose result, or whose size, the host has to know before it can go on."""
 KNOWN = frozenset(
     {
@@ -115,7 +116,7 @@ def test_no_step_reads_values(tmp_path: Path) -> None:
 def test_reads_are_seen() -> None:
     with watched() as found:
         x = torch.ones(3, requires_grad=True)
-        float(x.sum())
+        float(x.detach().sum())
         x.tolist()
         x.nonzero()
         (x * 2).sum().backward()  # type: ignore[no-untyped-call]
@@ -137,24 +138,36 @@ def test_batches_go_to_a_gpu_from_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     assert asked == ["pinned", ((device,), {"non_blocking": True})]
 
 
-def _forward_on_fake_cuda(folder: Path) -> None:
-    """A rank's forward on CUDA tensors without data: mixing in a CPU tensor raises, and so does reading a value."""
+def _step_without_data(folder: Path) -> None:
+    """A rank's forward and backward on fake tensors that are not on the CPU: what mixes in a CPU tensor, or reads a value, raises."""
     made, found_plan = torchrun.load_model(folder)
     mesh = rt.start(found_plan, torch.device("cpu"))
-    mesh.device = torch.device("cuda", 0)
+    part = local_batch(global_batch(SIZE, 0), found_plan, mesh)
+    mesh.device = torch.device("meta")
     model = made()
     model.tie(found_plan.tied)
-    with FakeTensorMode(), torch.no_grad():
-        allocate(entries_of(model, found_plan, mesh), mesh, read_precision(found_plan.precision))
-        shape = SIZE.rows // mesh.sizes.get("dp", 1), SIZE.length // (mesh.sizes.get("cp", 1) * mesh.sizes.get("sp", 1))
-        ids = torch.zeros(shape, dtype=torch.int64, device=mesh.device)
+    with compat.symbolic_mode(), torch.autograd.set_multithreading_enabled(False):
+        entries = entries_of(model, found_plan, mesh)
+        allocate(entries, mesh, read_precision(found_plan.precision))
+        inputs = {name: torch.zeros(tensor.shape, dtype=tensor.dtype, device=mesh.device) for name, tensor in part.items()}
         with mesh.active():
-            loss = model(input_ids=ids, labels=ids)
-    assert loss.device == mesh.device
+            model(**inputs).backward()
+        gradients = [entry.module_tensor().grad for entry in entries if entry.is_parameter]
+    assert {None if gradient is None else gradient.device.type for gradient in gradients} == {"meta"}
 
 
 @pytest.mark.parametrize("strategy", ["dp2", "tp2", "cp2", "sp2"])
-def test_forward_on_fake_cuda_tensors(strategy: str, tmp_path: Path) -> None:
-    """Forward only: torch's autograd ends the process on CUDA tensors where torch is built without CUDA."""
+def test_nothing_of_a_step_assumes_a_cpu(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On meta, because torch refuses to slice fake CUDA tensors where it is built without CUDA."""
     compiler.compile(llama(SIZE), global_batch(SIZE, 0), plan=strategy).save(tmp_path / "program")
-    run_ranks(2, lambda rank: _forward_on_fake_cuda(tmp_path / "program"))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # it knows no meta
+    run_ranks(2, lambda rank: _step_without_data(tmp_path / "program"))
+
+
+def test_a_cpu_tensor_in_a_step_raises() -> None:
+    with compat.symbolic_mode():
+        x = torch.ones(3, device="meta")
+        with pytest.raises(RuntimeError, match="device"):
+            x + torch.ones(3)
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            x.tolist()

@@ -27,7 +27,10 @@ def moe_dispatch(x: Tensor, experts: Tensor, num_experts: int) -> tuple[Tensor, 
     """
     chosen = experts.reshape(-1)
     order = torch.argsort(chosen, stable=True)
-    offsets = torch.bincount(chosen, minlength=num_experts).cumsum(0).to(torch.int32)
+    # not bincount, which makes the host wait for a GPU to learn the size of its result
+    chosen = chosen.long()
+    counts = chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
+    offsets = counts.cumsum(0).to(torch.int32)
     return _ToRows.apply(x, order, experts.shape[1]), offsets, order  # type: ignore[no-untyped-call]
 
 

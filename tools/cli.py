@@ -123,11 +123,11 @@ def _parser() -> _Parser:
     simulate.add_argument("--model", metavar="MODEL", help="the model, if the folder holds none (hf:... or module:function)")
 
     bench = _add(commands, "bench", "run a benchmark by name")
-    bench.add_argument("name", metavar="NAME", help="trace, overhead, fidelity, local or parity")
+    bench.add_argument("name", metavar="NAME", help="trace, overhead, fidelity, local, parity or search")
     bench.add_argument("--json", metavar="FILE", help="write the numbers here")
-    bench.add_argument("--data", metavar="PATH", help="fidelity: folder or file with published measurements")
+    bench.add_argument("--data", metavar="PATH", help="fidelity: published measurements; search: Galvatron's profiles")
     bench.add_argument("--launch", metavar="COMMAND", help="local: what starts the ranks (default: torchrun on this machine)")
-    bench.add_argument("--cases", type=_whole, metavar="N", help="parity: how many random cases")
+    bench.add_argument("--cases", type=_whole, metavar="N", help="parity, search: how many random cases")
     bench.add_argument("--seed", type=int, metavar="N", help="parity: where the random cases start")
     bench.add_argument("--case", metavar="TEXT", help="parity: this case only, as a failure prints it")
     return parser

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from hgc.passes.sharding.search.exact import solve_exact
 from hgc.passes.sharding.search.problem import Chain
 from hgc.passes.sharding.search.solve import solve
-from tests.passes.search.machines import layer, problem
+from hgc.tools.bench.search_problems import layer, problem, rounded
 
 STEPS = 800
 """Of memory, so that the dynamic programme is exact on rounded numbers."""
@@ -23,12 +22,8 @@ def _chains() -> Iterator[Chain]:
         for layers in ((usual,) * 32, (usual,) * 16 + (dear,) * 16):
             for stages, micro_batches in ((1, 1), (1, 8), (2, 4), (4, 4)):
                 chain = problem(layers, 8, stages, 64, micro_batches, 0.0).chain(0, 0, 32 // stages)
-                rows, fastest = np.arange(chain.blocks), chain.time_s.argmin(axis=1)
-                least = np.where(np.isfinite(chain.time_s), chain.memory, np.inf).min(axis=1).sum()
                 for share in (0.1, 0.5):
-                    limit = least + share * (chain.memory[rows, fastest].sum() - least)
-                    unit = limit / STEPS
-                    yield replace(chain, memory=np.ceil(chain.memory / unit), limit=float(STEPS))
+                    yield rounded(chain, share, STEPS)
 
 
 def test_gaps() -> None:

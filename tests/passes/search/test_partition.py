@@ -21,7 +21,7 @@ from hgc.passes.sharding.search.partition import (
     walk_then_all,
 )
 from hgc.passes.sharding.search.pipeline import Pipeline, Stages, alike, lower_bound_s, mixed
-from tests.passes.search.machines import layer, problem
+from hgc.tools.bench.search_problems import layer, problem
 
 
 def _all_cuts(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:

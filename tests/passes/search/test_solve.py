@@ -9,7 +9,7 @@ from hgc.errors import PlanError
 from hgc.passes.sharding.search.exact import brute_force, solve_exact
 from hgc.passes.sharding.search.problem import Chain
 from hgc.passes.sharding.search.solve import price_bound, solve
-from tests.passes.search.chains import random_chain
+from hgc.tools.bench.search_problems import random_chain
 
 CASES = 600
 

@@ -49,7 +49,7 @@ RATIO_LIMIT, LOSS_LIMIT = 1.05, 0.01
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the simulator says of a variant; ``basis`` is the cluster that it rests on."""
+    """What the simulator says of a variant; ``basis`` is the cluster that it rests on. ``memory_bytes``: of tensors, as it is measured."""
 
     variant: str
     basis: str
@@ -155,7 +155,9 @@ def _predict(executable: compiler.Executable, variant: str, cluster: Cluster) ->
     if variant not in executions:
         return []
     found = executable.simulate(cluster, options=Options(optimizer="adamw", execution=executions[variant]))
-    return [Predicted(variant, cluster.name, found.step_s, found.peak_bytes)]
+    # the driver, libraries and the allocator's gaps are in no tensor
+    tensors = sum(amount for term, amount in found.fullest.terms if term != "reserve")
+    return [Predicted(variant, cluster.name, found.step_s, tensors)]
 
 
 def _run(job: Job, folder: Path, limit_s: float) -> Result:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hgc.cluster import presets
+from hgc.cluster import Cluster, presets
 from hgc.tools import gpu_check
-from hgc.tools.gpu_check_worker import COMPILED, EAGER, PROGRAM, PROGRAM_COMPILED, VARIANTS, Result
+from hgc.tools.gpu_check_worker import COMPILED, EAGER, PROGRAM, PROGRAM_COMPILED, TINY, VARIANTS, Result
 
 ON_CPU = ["--device", "cpu", "--tiny", "--no-profile"]
 
@@ -66,6 +66,16 @@ def test_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--rows" in capsys.readouterr().err
     assert gpu_check.main([*ON_CPU, "--cluster", "h20"]) == 2
     assert "did you mean 'h200'?" in capsys.readouterr().err
+
+
+def test_predicted_memory_is_that_of_tensors() -> None:
+    """As measured: parameters, gradients, AdamW's two moments, all float32, and what a step of this size makes; no CUDA context."""
+    executable = gpu_check._compile(TINY)
+    (found,) = gpu_check._predict(executable, PROGRAM, Cluster.preset("h100", per_node=1))
+    parameters = sum(parameter.numel() for parameter in executable.model.parameters())
+    assert 16 * parameters < found.memory_bytes < 16 * parameters + 2e6
+    assert executable.simulate(Cluster.preset("h100", per_node=1)).peak_bytes > found.memory_bytes + 500e6
+    assert gpu_check._predict(executable, EAGER, Cluster.preset("h100", per_node=1)) == []
 
 
 def test_cards_have_presets() -> None:

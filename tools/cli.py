@@ -142,7 +142,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--devices", type=_whole, metavar="N", help="plan for N processes on this machine")
     where.add_argument("--cluster", metavar="FILE", help="plan for the cluster described in this JSON file")
-    parser.add_argument("--plan", default="auto", metavar="PLAN", help='auto (the default), a plan.json, or words: "dp2 tp2 zero3", "pp4 dp2 1f1b micro8"')
+    words = 'auto (the default), a plan.json, or words: "dp2 tp2 zero3", "pp4 dp2 1f1b micro8"'
+    parser.add_argument("--plan", default="auto", metavar="PLAN", help=words)
     parser.add_argument("--batch-size", type=_whole, default=8, metavar="N", help="global batch of hf: example inputs (default 8)")
     parser.add_argument("--sequence-length", type=_whole, default=64, metavar="N", help="of hf: example inputs (default 64)")
 

@@ -23,6 +23,7 @@ import torch
 from rich.table import Table
 
 from hgc import compiler, records
+from hgc.backends.simulator import Simulation
 from hgc.backends.parity.verify import last_error
 from hgc.cluster import Cluster
 from hgc.errors import ArtifactError
@@ -53,7 +54,8 @@ def run(
     Raises ``ArtifactError`` if a process fails.
     """
     with tempfile.TemporaryDirectory(prefix="hgc-local-") as folder:
-        cases, executables = [], []
+        cases: list[Case] = []
+        executables: list[compiler.Executable] = []
         with stage("compile"):
             for size in sizes:
                 for model in MODELS:
@@ -90,7 +92,7 @@ def _launch(folder: Path, cases: list[Case], launch: str | None, timeout_s: floa
     return [records.decode(Steps, entry, RESULTS, ArtifactError) for entry in encoded]
 
 
-def _row(case: Case, found: Steps, predicted: Any) -> dict[str, Any]:
+def _row(case: Case, found: Steps, predicted: Simulation) -> dict[str, Any]:
     measured_s = statistics.median(found.seconds)
     return {
         "model": case.model,

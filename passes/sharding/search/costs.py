@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from hgc.ir.hashing import structure_hash
 from hgc.ir.program import RECEIVED, Program
 from hgc.ir.value import info, value
 from hgc.passes.sharding.search.pipeline import Pipeline
+from hgc.passes.sharding.search.problem import Numbers as Seconds
 from hgc.passes.sharding.search.space import lowered_alike
 from hgc.passes.sharding.stages import cut
 from hgc.plan import Plan, Precision, Stage
@@ -32,6 +34,8 @@ Measure = Callable[[Program, Plan], tuple[Program, ProgramCosts]]
 Numbers = tuple[float, float, float, float, float]
 """Of a block: time of a micro-batch, what the last one takes longer, state, what a micro-batch saves, passing memory."""
 _IMPOSSIBLE: Numbers = (math.inf, 0.0, 0.0, 0.0, 0.0)
+_ACTION_S = 1e-4
+"""Assumption: what an action of the schedule costs on the host."""
 _GROUPS = 5
 """Communicators of a rank at most: one for each axis, and the world."""
 
@@ -123,21 +127,20 @@ class ProgramBlocks:
         )
 
     def pipeline(self, strategies: Sequence[Strategy], stages: int, micro_batches: int) -> Pipeline:
-        """The search problem of so many stages, each of ``strategy.devices`` ranks. Switches cost nothing: a stage has one strategy."""
+        """The search problem of so many stages, each of ``strategy.devices`` ranks."""
         kinds = sorted(set(self.kinds))
         table = {kind: np.array([self._of(kind, strategy, micro_batches) for strategy in strategies]) for kind in kinds}
         numbers = np.array([table[kind] for kind in self.kinds])
         micro_s = numbers[:, :, 0]
         if stages > 1:
             micro_s = micro_s + self._messages_s(strategies, stages, micro_batches) / len(self.kinds)
-        count = len(strategies)
         return Pipeline(
             micro_s,
             numbers[:, :, 1],
             numbers[:, :, 2],
             numbers[:, :, 3],
             numbers[:, :, 4],
-            np.zeros((count, count)),
+            self._switches_s(strategies, micro_batches),
             stages,
             micro_batches,
             self.limit_bytes,
@@ -214,19 +217,35 @@ class ProgramBlocks:
             return 0.0, gather_s + backward_s
         return (backward_s, gather_s) if strategy.zero == 2 else (gather_s + backward_s, 0.0)
 
-    def _messages_s(self, strategies: Sequence[Strategy], stages: int, micro_batches: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _messages_s(self, strategies: Sequence[Strategy], stages: int, micro_batches: int) -> Seconds:
         """[strategies]: what a micro-batch's messages take between all stages, forward and backward."""
-        ranks = self.cluster.devices // stages
-        where = place(self.cluster, (0, ranks))
+        where = place(self.cluster, (0, self.cluster.devices // stages))
+        sent = [time_s("send", self._crossing_bytes(strategy, micro_batches), where) for strategy in strategies]
+        return 2 * (stages - 1) * np.array(sent)
+
+    def _switches_s(self, strategies: Sequence[Strategy], micro_batches: int) -> Seconds:
+        """[strategies, strategies]: a micro-batch that goes on with another strategy on the same ranks, forward and backward.
+
+        Unlike strategies are stages of their own there, and cost the executor two more actions; unlike meshes exchange what crosses.
+        """
+        count, ranks = len(strategies), strategies[0].devices
+        where = place(self.cluster, range(ranks)) if ranks > 1 else None
+        found = np.full((count, count), 2 * _ACTION_S)
+        for before, after in itertools.permutations(range(count), 2):
+            if where is not None and strategies[before].mesh != strategies[after].mesh:
+                crossing = max(self._crossing_bytes(strategies[side], micro_batches) for side in (before, after))
+                found[before, after] += 2 * time_s("all_to_all", crossing, where)
+        np.fill_diagonal(found, 0.0)
+        return found
+
+    def _crossing_bytes(self, strategy: Strategy, micro_batches: int) -> float:
+        """On a rank, of one micro-batch, into the usual block."""
         usual = self.parts[max(set(self.kinds), key=self.kinds.count)]
-        sent = []
-        for strategy in strategies:
-            sizes = self._sizes(strategy.dp * micro_batches)
-            crossing = [value(node) for node in usual.inputs() if info(node).role == RECEIVED and value(node).requires_grad]
-            points = [{symbol: sizes[symbol.name] for symbol in each.nbytes.free_symbols} for each in crossing]
-            bytes_ = sum(float(each.nbytes.subs(point)) for each, point in zip(crossing, points, strict=True))
-            sent.append(2 * (stages - 1) * time_s("send", bytes_ / (strategy.cp * strategy.sp), where))
-        return np.array(sent)
+        sizes = self._sizes(strategy.dp * micro_batches)
+        crossing = [value(node) for node in usual.inputs() if info(node).role == RECEIVED and value(node).requires_grad]
+        points = [{symbol: sizes[symbol.name] for symbol in each.nbytes.free_symbols} for each in crossing]
+        bytes_ = sum(float(each.nbytes.subs(point)) for each, point in zip(crossing, points, strict=True))
+        return bytes_ / (strategy.cp * strategy.sp)
 
 
 @dataclass(frozen=True)

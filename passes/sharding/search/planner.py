@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import ClassVar
 
 from hgc.cluster import Cluster
@@ -13,7 +14,7 @@ from hgc.passes.base import Planner
 from hgc.passes.sharding.search.costs import Measure, ProgramBlocks
 from hgc.passes.sharding.search.hybrid import Found, Outcome, search
 from hgc.passes.sharding.search.partition import balance
-from hgc.passes.sharding.search.pipeline import Pipeline, alike, spans
+from hgc.passes.sharding.search.pipeline import Pipeline, alike, mixed
 from hgc.passes.sharding.search.space import narrowed, space
 from hgc.plan import Plan, Precision, Prediction, Stage
 from hgc.strategy import Strategy
@@ -26,7 +27,7 @@ SHOWN = 4
 """Plans that the judge sees at most."""
 _MOST_MICRO_BATCHES = 64
 _GROWTH = 1.1
-_ROUNDS = 4
+_ROUNDS = 6
 """Searches, each with less memory, until the simulator agrees that a plan fits."""
 
 
@@ -48,7 +49,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class SearchPlanner(Planner):
-    """Pipeline stages x micro-batches x one strategy for each stage.
+    """Pipeline stages x micro-batches x a strategy for each block.
+
+    Neighbours with one strategy become a stage of the plan; those of one pipeline stage share their ranks.
 
     Args:
         measure: applies a plan without stages, as ``hgc.compiler.distribute`` does, and finds what the result costs.
@@ -77,11 +80,11 @@ class SearchPlanner(Planner):
         blocks = ProgramBlocks(program, cluster, self.measure, self.precision)
         with_sequence = blocks.batch < cluster.devices or any(name in ("cp", "sp") for name, _ in self.fix)
         tried = self._problems(blocks, with_sequence)
-        if not with_sequence and not search([problem for problem, _ in tried], alike).found:
+        if not with_sequence and not _searched([problem for problem, _ in tried]).found:
             tried = self._problems(blocks, True)
         limit = blocks.limit_bytes
         for _ in range(_ROUNDS):
-            outcome = search([replace(problem, limit=limit) for problem, _ in tried], alike, margin=MARGIN)
+            outcome = _searched([replace(problem, limit=limit) for problem, _ in tried])
             if not outcome.found:
                 break
             judged = self._judged(program, cluster, outcome, [strategies for _, strategies in tried])
@@ -136,7 +139,7 @@ class SearchPlanner(Planner):
 
     def _judged(self, program: Program, cluster: Cluster, outcome: Outcome, strategies: Sequence[tuple[Strategy, ...]]) -> list[Judged]:
         judged, refused = [], []
-        for found in outcome.found[:SHOWN]:
+        for found in outcome.found:
             plan = self._plan(found, strategies[found.index])
             for schedule in self.schedules if plan.stages else (plan.schedule,):
                 variant = replace(plan, schedule=schedule)
@@ -149,12 +152,15 @@ class SearchPlanner(Planner):
         return judged
 
     def _plan(self, found: Found, strategies: Sequence[Strategy]) -> Plan:
-        problem, plan = found.problem, found.plan
-        own = [strategies[stage.choices[0]] for stage in plan.stages]
-        if problem.stages == 1:
-            return Plan(own[0], micro_batches=problem.micro_batches, precision=self.precision)
-        stages = tuple(Stage(end - start, index * own[0].devices, own[index]) for index, (start, end) in enumerate(spans(plan.cuts)))
-        return Plan(own[0], stages=stages, schedule="1f1b", micro_batches=problem.micro_batches, precision=self.precision)
+        ranks = strategies[0].devices
+        stages = tuple(
+            Stage(len(list(run)), place * ranks, strategies[choice])
+            for place, stage in enumerate(found.plan.stages)
+            for choice, run in groupby(stage.choices)
+        )
+        first = stages[0].strategy or Strategy()
+        made = Plan(first, micro_batches=found.problem.micro_batches, precision=self.precision)
+        return replace(made, stages=stages, schedule="1f1b") if len(stages) > 1 else made
 
     # -- words --------------------------------------------------------------------------------------------------------------------------
 
@@ -165,7 +171,7 @@ class SearchPlanner(Planner):
             f"searched {total} combinations of stages and micro-batches in the space {self.space!r}, {outcome.left_out} of them by bounds "
             f"alone, and simulated {judged} plan{'s' * (judged > 1)}"
         )
-        yield f"by the search's own costs the best is at most {outcome.gap:.1%} slower than any other with one strategy for each stage"
+        yield f"by the search's own costs the best is at most {outcome.gap:.1%} slower than any other with a strategy for each block"
         if best.problem.stages > 1:
             degrees = balance(best.plan, best.problem)
             most = 1 - 1 / best.problem.stages
@@ -179,16 +185,24 @@ class SearchPlanner(Planner):
             pins = "; drop what fix and forbid say" if self.fix or self.forbid else ""
             return f"no strategy runs {blocks.program.name} on {devices} devices in the space {self.space!r} ({reason}){pins}"
         enough = max(limit, 1.0)
-        while not search([replace(problem, limit=enough) for problem in problems], alike).found:
+        while not _searched([replace(problem, limit=enough) for problem in problems]).found:
             enough *= _GROWTH
         needed = enough * blocks.limit_bytes / limit + _memory_bytes(blocks.cluster) - blocks.limit_bytes
         return (
-            f"no plan fits {blocks.program.name} into {_memory_bytes(blocks.cluster) >> 20} MiB on each of {devices} devices; "
-            f"about {int(needed) >> 20} MiB would do, or use more devices or a smaller batch than {blocks.batch}"
+            f"no plan fits {blocks.program.name} into {_memory_bytes(blocks.cluster) / 2**20:.4g} MiB on each of {devices} devices; "
+            f"about {needed / 2**20:.4g} MiB would do, or use more devices or a smaller batch than {blocks.batch}"
         )
 
 
 _OUTER = ("stages", "micro_batches")
+
+
+def _searched(problems: Sequence[Pipeline]) -> Outcome:
+    """The best plans with one strategy for each stage, and the best with one for each block where that is another; bounds hold for both."""
+    differing, same = search(problems, mixed), search(problems, alike, margin=MARGIN)
+    others = [found for found in differing.found[:1] if any(len(set(stage.choices)) > 1 for stage in found.plan.stages)]
+    found = sorted((*same.found[:SHOWN], *others), key=lambda each: each.plan.step_s)
+    return replace(differing, found=tuple(found))
 
 
 def _memory_bytes(cluster: Cluster) -> int:
@@ -196,9 +210,9 @@ def _memory_bytes(cluster: Cluster) -> int:
 
 
 def _words(plan: Plan) -> str:
-    cuts = "+".join(str(stage.blocks) for stage in plan.stages)
-    order = f"{len(plan.stages)} stages ({cuts} blocks, {plan.schedule}), " if plan.stages else ""
-    return f"{order}{plan.strategy}, {plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}"
+    blocks = ", ".join(f"{stage.blocks} blocks {strategy}" for stage, strategy in zip(plan.stages, plan.strategies, strict=False))
+    order = f"{len(plan.stages)} stages ({blocks}), {plan.schedule}" if plan.stages else str(plan.strategy)
+    return f"{order}, {plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}"
 
 
 def _runner_up(best: Judged, judged: Sequence[Judged]) -> Iterator[str]:

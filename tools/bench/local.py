@@ -23,8 +23,8 @@ import torch
 from rich.table import Table
 
 from hgc import compiler, records
-from hgc.backends.simulator import Simulation
 from hgc.backends.parity.verify import last_error
+from hgc.backends.simulator import Simulation
 from hgc.cluster import Cluster
 from hgc.errors import ArtifactError
 from hgc.tools.bench.local_worker import CASES, CLUSTER, RESULTS, Case, Steps

@@ -142,6 +142,11 @@ def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster 
     return cluster, replace(chosen, program_hash=identity)
 
 
+def search_planner(**options: Any) -> SearchPlanner:
+    """The search behind ``plan="auto"`` with ``options`` of :class:`SearchPlanner`: ``plan=search_planner(fix=(("tp", 2),)).run``."""
+    return SearchPlanner(_measured, _Judge(), **options)
+
+
 def _automatic(traced: Program, cluster: Cluster) -> Plan:
     """The search's plan, or the uniform planner's where the simulator finds it as fast. One device that fits leaves nothing to search."""
     try:
@@ -150,11 +155,11 @@ def _automatic(traced: Program, cluster: Cluster) -> Plan:
         uniform = None
     if uniform is not None and cluster.devices == 1:
         return uniform
-    judge = _Judge()
-    searched = SearchPlanner(_measured, judge).run(traced, cluster)
+    planner = search_planner()
+    searched = planner.run(traced, cluster)
     if uniform is None:
         return replace(searched, notes=(*searched.notes, "the uniform planner finds no plan"))
-    usual = judge(traced, uniform, cluster)
+    usual = planner.judge(traced, uniform, cluster)
     ratio = (usual.step_s or 0.0) / (searched.predicted.step_s or 1.0)
     fits = (usual.memory_bytes or 0) <= min(node.device.memory_bytes for node in cluster.nodes)
     if fits and ratio <= 1:

@@ -27,6 +27,8 @@ SHOWN = 4
 """Plans that the judge sees at most."""
 _MOST_MICRO_BATCHES = 64
 _GROWTH = 1.1
+_AS_FAST = 0.005
+"""No prediction tells apart steps that differ by so little."""
 _ROUNDS = 6
 """Searches, each with less memory, until the simulator agrees that a plan fits."""
 
@@ -90,7 +92,7 @@ class SearchPlanner(Planner):
             judged = self._judged(program, cluster, outcome, [strategies for _, strategies in tried])
             fitting = [each for each in judged if each.memory_bytes <= _memory_bytes(cluster)]
             if fitting:
-                best = min(fitting, key=lambda each: each.step_s)
+                best = _simplest(fitting)
                 notes = (*self._notes(outcome, len(judged)), *_runner_up(best, fitting))
                 return replace(best.plan, predicted=best.predicted, notes=notes)
             limit *= min(0.95, _memory_bytes(cluster) / min(each.memory_bytes for each in judged))
@@ -213,6 +215,12 @@ def _words(plan: Plan) -> str:
     blocks = ", ".join(f"{stage.blocks} blocks {strategy}" for stage, strategy in zip(plan.stages, plan.strategies, strict=False))
     order = f"{len(plan.stages)} stages ({blocks}), {plan.schedule}" if plan.stages else str(plan.strategy)
     return f"{order}, {plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}"
+
+
+def _simplest(judged: Sequence[Judged]) -> Judged:
+    """Of those about as fast as the fastest the one with the fewest stages."""
+    near = min(each.step_s for each in judged) * (1 + _AS_FAST)
+    return min((each for each in judged if each.step_s <= near), key=lambda each: (len(each.plan.stages), each.step_s))
 
 
 def _runner_up(best: Judged, judged: Sequence[Judged]) -> Iterator[str]:

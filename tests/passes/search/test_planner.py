@@ -10,13 +10,14 @@ import pytest
 
 from hgc import compiler
 from hgc.cluster import Cluster
+from hgc.compiler import search_planner
 from hgc.cost.symbolic import ProgramCosts
 from hgc.errors import PlanError
 from hgc.ir.program import Program
 from hgc.passes.sharding.search.costs import ProgramBlocks
 from hgc.passes.sharding.search.pipeline import measured
-from hgc.passes.sharding.search.planner import SearchPlanner
-from hgc.plan import Plan, Prediction
+from hgc.passes.sharding.search.planner import Judged, _simplest
+from hgc.plan import Plan, Prediction, Stage
 from hgc.simulation import stage_programs
 from hgc.strategy import Strategy
 from tests.distributed.pipelines import check_parity, subject
@@ -27,18 +28,9 @@ def _program(family: str) -> Program:
     return subject(family).program
 
 
-def judge(program: Program, plan: Plan, cluster: Cluster) -> Prediction:
-    found = compiler.simulate(program, plan, cluster)
-    return Prediction(found.step_s, int(found.peak_bytes), basis="simulated")
-
-
 def measure(program: Program, plan: Plan) -> tuple[Program, ProgramCosts]:
     (found,) = stage_programs(program, plan, compiler.distribute)
     return found.program, found.costs
-
-
-def _planner(**options: object) -> SearchPlanner:
-    return SearchPlanner(measure, judge, **options)  # type: ignore[arg-type]
 
 
 def _small(cluster: Cluster, memory_bytes: int) -> Cluster:
@@ -77,7 +69,7 @@ def test_blocks_alike_are_measured_once() -> None:
 def test_what_memory_forces() -> None:
     """Plenty: no ZeRO, nothing computed twice. Less: one of them. Too little: the sentence names about what would do."""
     program, cluster = _program("gpt2"), Cluster.local(2)
-    planner = _planner(fix=(("stages", 1), ("tp", 1)))
+    planner = search_planner(fix=(("stages", 1), ("tp", 1)))
     usual = planner.run(program, cluster)
     assert usual.strategy == Strategy(dp=2)
     peak = usual.predicted.memory_bytes
@@ -93,19 +85,19 @@ def test_what_memory_forces() -> None:
 
 def test_pins() -> None:
     program, cluster = _program("llama"), Cluster.local(4)
-    plan = _planner(fix=(("tp", 2), ("stages", 2)), forbid=(("micro_batches", 2),)).run(program, cluster)
+    plan = search_planner(fix=(("tp", 2), ("stages", 2)), forbid=(("micro_batches", 2),)).run(program, cluster)
     assert {stage.first_rank for stage in plan.stages} == {0, 2}
     assert {strategy.tp for strategy in plan.strategies} == {2}
     assert plan.micro_batches == 4
     with pytest.raises(PlanError, match=r"no strategy runs .* drop what fix and forbid say"):
-        _planner(fix=(("dp", 3),)).run(program, cluster)
+        search_planner(fix=(("dp", 3),)).run(program, cluster)
     with pytest.raises(PlanError, match="no 'pp' to fix"):
-        _planner(fix=(("pp", 2),)).run(program, cluster)
+        search_planner(fix=(("pp", 2),)).run(program, cluster)
 
 
 def test_fewer_rows_than_devices_need_sequence_axes() -> None:
     """Two rows on four devices, in one stage without tensor parallelism."""
-    plan = _planner(fix=(("stages", 1), ("tp", 1))).run(subject("llama", 2).program, Cluster.local(4))
+    plan = search_planner(fix=(("stages", 1), ("tp", 1))).run(subject("llama", 2).program, Cluster.local(4))
     assert plan.strategy.dp * plan.strategy.cp * plan.strategy.sp == 4
     assert plan.strategy.dp <= 2
 
@@ -113,7 +105,7 @@ def test_fewer_rows_than_devices_need_sequence_axes() -> None:
 def test_blocks_differ_where_memory_binds(tmp_path: Path) -> None:
     """Between what all blocks keep and what they keep with ZeRO or recomputation, some of them do and some do not; and that runs."""
     given, cluster = subject("llama"), Cluster.local(2)
-    planner = _planner(fix=(("stages", 1), ("tp", 1), ("micro_batches", 1)))
+    planner = search_planner(fix=(("stages", 1), ("tp", 1), ("micro_batches", 1)))
     peak = planner.run(given.program, cluster).predicted.memory_bytes
     assert peak
     plans = [planner.run(given.program, _small(cluster, int(peak * share))) for share in (0.9, 0.8)]
@@ -127,7 +119,7 @@ def test_blocks_differ_where_memory_binds(tmp_path: Path) -> None:
 def test_plans_run(family: str, tmp_path: Path) -> None:
     """Plans for four devices train as the model on one: the best, and the best with two stages."""
     program, cluster = _program(family), Cluster.local(4)
-    plan = _planner(fix=(("stages", 2),)).run(program, cluster)
+    plan = search_planner(fix=(("stages", 2),)).run(program, cluster)
     assert {stage.first_rank for stage in plan.stages} == {0, 2}
     check_parity(subject(family), lambda _: plan, tmp_path / "out")
 
@@ -139,3 +131,20 @@ def test_shared_lowering_changes_nothing() -> None:
     again = stage_programs(program, replace(plan, micro_batches=2), compiler.distribute, known=known)  # type: ignore[arg-type]
     assert again[0].costs is first[0].costs
     assert len(known) == 1
+
+
+def test_simple_plans_win_ties() -> None:
+    """A plan in stages has to be faster by more than predictions can tell."""
+    plain, staged = Plan(Strategy(dp=2)), Plan(stages=(Stage(1, 0), Stage(1, 1)))
+    for staged_s, wanted in ((0.998, plain), (0.9, staged)):
+        judged = [Judged(plain, Prediction(1.0)), Judged(staged, Prediction(staged_s))]
+        assert _simplest(judged).plan is wanted
+
+
+def test_a_planner_is_a_plan_for_compile() -> None:
+    import hgc
+    from tests.families import FAMILIES
+
+    model, batch = FAMILIES["llama"]()
+    compiled = hgc.compile(model, batch, cluster=Cluster.local(2), plan=search_planner(fix=(("stages", 1), ("dp", 2), ("zero", 3))).run)
+    assert compiled.plan.strategy.zero == 3

@@ -14,7 +14,7 @@ from torch import nn
 from hgc.backends import graphviz, parity, simulator, torchrun
 from hgc.cluster import Cluster
 from hgc.cost.symbolic import ProgramCosts
-from hgc.errors import PlanError
+from hgc.errors import HgcError, PlanError
 from hgc.ir.hashing import program_hash, structure_hash
 from hgc.ir.program import Program
 from hgc.ir.verifier import verify as verify_program
@@ -156,16 +156,24 @@ def _automatic(traced: Program, cluster: Cluster) -> Plan:
     if uniform is not None and cluster.devices == 1:
         return uniform
     planner = search_planner()
-    searched = planner.run(traced, cluster)
+    try:
+        searched = planner.run(traced, cluster)
+    except HgcError as error:
+        if uniform is None or not _fits(usual := planner.judge(traced, uniform, cluster), cluster):
+            raise
+        return replace(uniform, predicted=usual, notes=(*uniform.notes, f"the search found no plan: {error}"))
     if uniform is None:
         return replace(searched, notes=(*searched.notes, "the uniform planner finds no plan"))
     usual = planner.judge(traced, uniform, cluster)
     ratio = (usual.step_s or 0.0) / (searched.predicted.step_s or 1.0)
-    fits = (usual.memory_bytes or 0) <= min(node.device.memory_bytes for node in cluster.nodes)
-    if fits and ratio <= 1:
+    if _fits(usual, cluster) and ratio <= 1:
         return replace(uniform, predicted=usual, notes=(*uniform.notes, f"the search's best takes {1 / ratio:.3g} times as long"))
-    compared = f"takes {ratio:.3g} times as long" if fits else "does not fit by simulation"
+    compared = f"takes {ratio:.3g} times as long" if _fits(usual, cluster) else "does not fit by simulation"
     return replace(searched, notes=(*searched.notes, f"the uniform planner's {uniform.strategy} {compared}"))
+
+
+def _fits(predicted: Prediction, cluster: Cluster) -> bool:
+    return (predicted.memory_bytes or 0) <= min(node.device.memory_bytes for node in cluster.nodes)
 
 
 def _measured(program: Program, plan: Plan) -> tuple[Program, ProgramCosts]:

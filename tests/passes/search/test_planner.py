@@ -16,7 +16,7 @@ from hgc.errors import PlanError
 from hgc.ir.program import Program
 from hgc.passes.sharding.search.costs import ProgramBlocks
 from hgc.passes.sharding.search.pipeline import measured
-from hgc.passes.sharding.search.planner import Judged, _simplest
+from hgc.passes.sharding.search.planner import Judged, SearchPlanner, _simplest
 from hgc.plan import Plan, Prediction, Stage
 from hgc.simulation import stage_programs
 from hgc.strategy import Strategy
@@ -148,3 +148,17 @@ def test_a_planner_is_a_plan_for_compile() -> None:
     model, batch = FAMILIES["llama"]()
     compiled = hgc.compile(model, batch, cluster=Cluster.local(2), plan=search_planner(fix=(("stages", 1), ("dp", 2), ("zero", 3))).run)
     assert compiled.plan.strategy.zero == 3
+
+
+def test_auto_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the search fails the uniform plan is taken if it fits in simulation, with the reason; else the search's error stands."""
+
+    def fails(self: SearchPlanner, program: Program, cluster: Cluster) -> Plan:
+        raise PlanError("blocks cannot be told apart")
+
+    monkeypatch.setattr(SearchPlanner, "run", fails)
+    plan = compiler._automatic(_program("llama"), Cluster.local(2))
+    assert plan.notes[-1] == "the search found no plan: blocks cannot be told apart"
+    assert plan.predicted.basis == "simulated"
+    with pytest.raises(PlanError, match="blocks cannot be told apart"):
+        compiler._automatic(_program("llama"), _small(Cluster.local(2), plan.predicted.memory_bytes - 1))  # type: ignore[operator]

@@ -33,9 +33,8 @@ def test_the_whole_path_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert predicted["variant"] == PROGRAM
     assert predicted["step_s"] > 0 < predicted["memory_bytes"]
     assert [target["name"] for target in report["targets"]] == ["step time, hgc / eager", "first losses, largest / smallest - 1"]
-    printed = capsys.readouterr().out
-    assert "predicted ms" in printed
-    assert "1 x 4 cpu process" in printed
+    assert predicted["basis"] == "1 x 4 cpu process"
+    assert "predicted" in capsys.readouterr().out  # narrow terminals break the words of the head
 
 
 @pytest.mark.slow

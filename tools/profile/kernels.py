@@ -19,6 +19,8 @@ CPU_ELEMENTS, GPU_ELEMENTS = (2**14, 2**17, 2**20, 2**22), (2**20, 2**23, 2**26)
 ROW = 256
 """Elements that a norm or softmax takes together."""
 CHAIN = 20
+KERNELS = 12
+"""Of one link of the chain: norm, copy, product, SiLU, product, sum; backward one or two for each operand that needs a gradient."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,25 @@ def _kernels(x: Tensor) -> list[tuple[Callable[[], object], int]]:
 
 
 def launch_s(device: torch.device) -> float:
-    """Seconds of one small kernel: forward and backward of a chain of additions, on a GPU replayed as a graph (launches queue up there)."""
-    x = torch.ones(8, 8, device=device, requires_grad=True)
+    """Seconds of one small kernel, its share of Python and autograd included, forward and backward of a chain of what layers are made of.
+
+    On a GPU the chain is replayed as a graph, because launches queue up there.
+    """
+    x, weight = (torch.ones(8, 8, device=device, requires_grad=True) for _ in range(2))
+    scale = torch.ones(8, device=device, requires_grad=True)
 
     def chain() -> None:
         y = x
         for _ in range(CHAIN):
-            y = torch.sin(y)
-        torch.autograd.grad(y.sum(), x)
+            normed = F.layer_norm(y, (8,), scale)
+            turned = normed.view(2, 4, 8).transpose(0, 1).reshape(8, 8)
+            y = y + F.silu(F.linear(turned, weight)) * normed
+        torch.autograd.grad(y.sum(), (x, weight, scale))
 
     if device.type == "cuda":
         chain()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             chain()
-        return seconds(graph.replay, device, together=False) / (3 * CHAIN)
-    return seconds(chain, device, together=False) / (3 * CHAIN)  # backward of sin: cos, then a product
+        return seconds(graph.replay, device, together=False) / (KERNELS * CHAIN)
+    return seconds(chain, device, together=False) / (KERNELS * CHAIN)

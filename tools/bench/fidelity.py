@@ -8,7 +8,6 @@ is off, and why.
 from __future__ import annotations
 
 import os
-import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +35,7 @@ from hgc.tools.bench.fidelity_statistics import (
     spread,
     with_failures,
 )
+from hgc.tools.bench.machine import machine
 from hgc.tools.console import heading, out, say, table
 
 STEP_MEDIAN, STEP_P90, MEMORY_MEDIAN = 0.10, 0.25, 0.08
@@ -62,7 +62,7 @@ def run(data: str = "", processes: int = 0) -> dict[str, Any]:
     outcomes.sort(key=lambda outcome: position[outcome.row.place])
     found = targets(outcomes)
     report(outcomes, found)
-    return {"bench": "fidelity", "machine": _machine(), "rows": [encoded(outcome) for outcome in outcomes], "targets": found}
+    return {"bench": "fidelity", "machine": machine(), "rows": [encoded(outcome) for outcome in outcomes], "targets": found}
 
 
 def predict_all(cases: Sequence[Case], processes: int) -> list[Outcome]:
@@ -172,12 +172,3 @@ def _spreads(outcomes: Sequence[Outcome], title: str, memory: bool = False) -> T
 
 def _cells(found: Spread) -> list[str]:
     return [str(found.rows), *(f"{100 * value:.1f} %" for value in (found.median, found.p90)), f"{100 * found.bias:+.1f} %"]
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }

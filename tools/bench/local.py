@@ -8,29 +8,25 @@ with something else than torchrun on this machine: a command that runs what foll
 
 from __future__ import annotations
 
-import os
-import platform
 import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from hgc import compiler, records
-from hgc.backends.parity.verify import last_error
 from hgc.backends.simulator import Simulation
 from hgc.cluster import Cluster
-from hgc.errors import ArtifactError
-from hgc.tools.bench.local_worker import CASES, CLUSTER, RESULTS, Case, Steps
+from hgc.tools.bench.job import run_cases
+from hgc.tools.bench.local_worker import CLUSTER, Case, Steps
+from hgc.tools.bench.machine import machine
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
 from hgc.tools.console import say, stage, table
 
+WORKER = "hgc.tools.bench.local_worker"
 RANKS = 4
 STEP_LIMIT, BYTES_LIMIT = 0.20, 0.01
 SIZES = (
@@ -65,31 +61,18 @@ def run(
                         executables[-1].save(target)
                         cases.append(Case(model, strategy, size, str(target), 3, steps))
         with stage(f"profile and measure on {RANKS} processes"):
-            measured = _launch(Path(folder), cases, launch, timeout_s)
+            measured = run_cases(Path(folder), WORKER, cases, Steps, RANKS, timeout_s, shlex.split(launch or ""))
         cluster = Cluster.load(Path(folder) / CLUSTER)
     with stage("simulate"):
         rows = [_row(case, found, each.simulate(cluster)) for case, found, each in zip(cases, measured, executables, strict=True)]
     say(str(cluster))
     table(_table(rows, len(cluster.nodes)))
-    return {"bench": "local", "machine": _machine(cluster), "rows": rows, "targets": _targets(rows, len(cluster.nodes))}
-
-
-def _launch(folder: Path, cases: list[Case], launch: str | None, timeout_s: float) -> list[Steps]:
-    (folder / CASES).write_text(records.to_text(records.encode(cases)), encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    command = [*shlex.split(launch), sys.executable] if launch else torchrun
-    command += ["-m", "hgc.tools.bench.local_worker", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise ArtifactError(f"the measurement took more than {timeout_s:.0f} s; give timeout_s=...") from None
-    except FileNotFoundError:
-        raise ArtifactError(f"there is no command {command[0]!r} to start the ranks with; give another --launch") from None
-    if done.returncode != 0 or not (folder / RESULTS).exists():
-        raise ArtifactError(f"the measurement on {RANKS} ranks failed: {last_error(done.stderr + done.stdout)}")
-    encoded = records.parse_json(records.read_text(folder / RESULTS, RESULTS, ArtifactError), RESULTS, ArtifactError)
-    return [records.decode(Steps, entry, RESULTS, ArtifactError) for entry in encoded]
+    return {
+        "bench": "local",
+        "machine": machine(cluster=records.encode(cluster)),
+        "rows": rows,
+        "targets": _targets(rows, len(cluster.nodes)),
+    }
 
 
 def _row(case: Case, found: Steps, predicted: Simulation) -> dict[str, Any]:
@@ -136,13 +119,3 @@ def _table(rows: Sequence[dict[str, Any]], nodes: int) -> Table:
             cells += [f"{row['measured_bytes'] / 1e6:.2f}", f"{row['predicted_bytes'] / 1e6:.2f}", f"{_bytes_error(row):+.1%}"]
         shown.add_row(*cells)
     return shown
-
-
-def _machine(cluster: Cluster) -> dict[str, Any]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "cluster": records.encode(cluster),
-    }

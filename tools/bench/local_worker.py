@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hgc import records, runtime
+from hgc import runtime
 from hgc.backends import torchrun
-from hgc.errors import ArtifactError
 from hgc.tools.bench import overhead_baselines as baselines
+from hgc.tools.bench.job import read_cases, write_results
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
 from hgc.tools.profile import fit, worker
 
-CASES, RESULTS, CLUSTER = "cases.json", "results.json", "cluster.json"
+CLUSTER = "cluster.json"
 NETWORKS = Path("/sys/class/net")
 
 
@@ -88,12 +88,9 @@ def main(folder: str) -> None:
     if dist.get_rank() == 0:
         cluster, _ = fit.cluster(measured)
         cluster.save(target / CLUSTER)
-    found = []
-    for encoded in records.parse_json(records.read_text(target / CASES, CASES, ArtifactError), CASES, ArtifactError):
-        case = records.decode(Case, encoded, CASES, ArtifactError)
-        found.append(measure(case))
+    found = [measure(case) for case in read_cases(target, Case)]
     if dist.get_rank() == 0:
-        (target / RESULTS).write_text(records.to_text(records.encode(found)), encoding="utf-8")
+        write_results(target, found)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -7,28 +7,25 @@ step is forward, backward, gradient synchronisation, AdamW and clearing the grad
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 
-from hgc import compiler, records
-from hgc.backends.parity.verify import last_error
+from hgc import compiler
 from hgc.errors import ArtifactError
 from hgc.passes.sharding.plan_text import PlanText
+from hgc.tools.bench.job import run_cases
+from hgc.tools.bench.machine import machine
 from hgc.tools.bench.overhead_baselines import describe
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
 from hgc.tools.bench.overhead_ratios import Pairs, ratio
-from hgc.tools.bench.overhead_worker import CASES, RESULTS, Case
+from hgc.tools.bench.overhead_worker import Case
 from hgc.tools.console import say, stage, table
 
+WORKER = "hgc.tools.bench.overhead_worker"
 LIMIT, LOSS_LIMIT = 1.05, 1e-4
 SIZE = Size(hidden=256, layers=4, heads=8, vocabulary=2048, rows=4, length=128)
 COMPARISONS = (
@@ -74,11 +71,16 @@ def run(
         for ranks in sorted({_ranks(case) for case in cases}):
             chosen = [case for case in cases if _ranks(case) == ranks]
             with stage(f"measure on {ranks} process{'es' if ranks > 1 else ''}"):
-                measured += zip(chosen, _launch(Path(folder), chosen, ranks, timeout_s), strict=True)
+                measured += zip(chosen, run_cases(Path(folder), WORKER, chosen, Pairs, ranks, timeout_s), strict=True)
     rows = [row(case, found) for case, found in measured]
     table(_table(rows, size))
     say(f"ratio: median of {pairs} pairs of steps (first to third quartile), emitted program / baseline; processor time summed over ranks")
-    return {"bench": "overhead", "machine": _machine(), "rows": rows, "targets": [target for row in rows for target in _targets(row)]}
+    return {
+        "bench": "overhead",
+        "machine": machine(backend="gloo", threads_for_each_process=1),
+        "rows": rows,
+        "targets": [target for row in rows for target in _targets(row)],
+    }
 
 
 def _described(text: str) -> str:
@@ -88,22 +90,6 @@ def _described(text: str) -> str:
 
 def _ranks(case: Case) -> int:
     return PlanText.parse(case.strategy).devices
-
-
-def _launch(folder: Path, cases: list[Case], ranks: int, timeout_s: float) -> list[Pairs]:
-    (folder / CASES).write_text(records.to_text(records.encode(cases)), encoding="utf-8")
-    (folder / RESULTS).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "hgc.tools.bench.overhead_worker", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise ArtifactError(f"{len(cases)} comparisons on {ranks} processes took more than {timeout_s:.0f} s; give timeout_s=...") from None
-    if done.returncode != 0:
-        raise ArtifactError(f"a comparison on {ranks} processes failed: {last_error(done.stderr)}")
-    encoded = records.parse_json(records.read_text(folder / RESULTS, RESULTS, ArtifactError), RESULTS, ArtifactError)
-    return [records.decode(Pairs, entry, RESULTS, ArtifactError) for entry in encoded]
 
 
 def row(case: Case, found: Pairs) -> dict[str, Any]:
@@ -156,15 +142,3 @@ def _table(rows: Sequence[dict[str, Any]], size: Size) -> Table:
 
 def _span(quartiles: Sequence[float]) -> str:
     return f"{quartiles[0]:.2f}-{quartiles[1]:.2f}"
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "backend": "gloo",
-        "threads_for_each_process": 1,
-    }

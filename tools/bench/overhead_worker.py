@@ -19,18 +19,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hgc import records, runtime
+from hgc import runtime
 from hgc.backends import torchrun
-from hgc.errors import ArtifactError
 from hgc.passes.sharding.plan_text import PlanText
 from hgc.plan import Plan
 from hgc.strategy import Strategy
 from hgc.tools.bench import overhead_baselines as baselines
 from hgc.tools.bench import overhead_pipeline
+from hgc.tools.bench.job import read_cases, write_results
 from hgc.tools.bench.overhead_models import MODELS, Batch, Size, global_batch
 from hgc.tools.bench.overhead_ratios import Pairs
 
-CASES, RESULTS = "cases.json", "results.json"
 Step = Callable[[Batch], Tensor]
 
 
@@ -137,13 +136,12 @@ def main(folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results = []
-    for encoded in records.parse_json(records.read_text(Path(folder) / CASES, CASES, ArtifactError), CASES, ArtifactError):
-        case = records.decode(Case, encoded, CASES, ArtifactError)
+    for case in read_cases(Path(folder), Case):
         results.append(compare(case))
         if dist.get_rank() == 0:
             print(f"{case.model} {case.strategy}", flush=True)
     if dist.get_rank() == 0:
-        (Path(folder) / RESULTS).write_text(records.to_text(records.encode(results)), encoding="utf-8")
+        write_results(Path(folder), results)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -7,8 +7,6 @@ are counted. A failing case is made as small as it stays failing, and printed wi
 
 from __future__ import annotations
 
-import os
-import platform
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from hgc.backends import parity, torchrun
 from hgc.errors import HgcError
 from hgc.plan import Plan
 from hgc.strategy import Strategy
+from hgc.tools.bench.machine import machine
 from hgc.tools.bench.parity_cases import ParityCase, draw, smaller
 from hgc.tools.console import out, say, table
 from hgc.tracing import trace
@@ -60,7 +59,7 @@ def run(cases: int = 100, seed: int = 0, case: str | None = None) -> dict[str, A
     equal = sum(outcome.kind == "equal" for _, outcome in found)
     return {
         "bench": "parity",
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+        "machine": machine(),
         "rows": [{"case": str(each), "outcome": outcome.kind, "what": outcome.what, "worst": outcome.worst} for each, outcome in found],
         "targets": [
             {"name": f"mismatches and failures in {len(found)} cases", "value": len(bad), "limit": 0, "holds": not bad},

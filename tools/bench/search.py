@@ -23,6 +23,7 @@ from hgc.passes.sharding.search.problem import Chain
 from hgc.passes.sharding.search.solve import solve
 from hgc.passes.sharding.search.space import trees
 from hgc.tools.bench import search_profiles
+from hgc.tools.bench.machine import machine
 from hgc.tools.bench.search_problems import LARGEST, MODELS, layer, problem, problems, random_chain, rounded
 from hgc.tools.console import say, stage, table
 
@@ -63,7 +64,7 @@ def run(data: str | None = None, cases: int = 500) -> dict[str, Any]:
             found += _public(Path(data), rows)
     table(_table(found))
     say("gap: how much longer the plan takes than the reference; proven: than the lower bound that the solver returns with it")
-    return {"bench": "search", "rows": rows, "targets": found}
+    return {"bench": "search", "machine": machine(), "rows": rows, "targets": found}
 
 
 def _counts() -> Iterator[Target]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import platform
 import resource
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from rich.table import Table
 from torch import nn
 
 from hgc.errors import HgcError
+from hgc.tools.bench.machine import machine
 from hgc.tools.bench.trace_parity import compare
 from hgc.tools.bench.zoo import ZooEntry, entries
 from hgc.tools.console import say, table
@@ -46,7 +46,7 @@ def run(json_path: str | None = None) -> dict[str, Any]:
         rows.append(in_own_process(entry.name, lambda entry=entry: measure(entry)))  # type: ignore[misc]
         say(f"{entry.name}: {rows[-1].get('cpu_s', 0.0):.1f} s of CPU time", style="dim")
     rows.append(in_own_process(LARGE, measure_large))
-    result = {"bench": "trace", "machine": _machine(), "rows": rows, "targets": _targets(rows)}
+    result = {"bench": "trace", "machine": machine(), "rows": rows, "targets": _targets(rows)}
     table(_table(rows))
     for row in rows:
         if not row["traced"]:
@@ -134,10 +134,6 @@ def _send(work: Callable[[], Row], sender: Connection) -> None:
 
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _machine() -> dict[str, Any]:
-    return {"processor": platform.processor() or platform.machine(), "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _holds(row: Row) -> bool:

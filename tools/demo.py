@@ -15,7 +15,7 @@ from typing import TypeVar
 from rich.table import Table
 
 from hgc import compiler
-from hgc.backends import parity
+from hgc.backends import parity, torchrun
 from hgc.cluster import Cluster
 from hgc.errors import ArtifactError, HgcError
 from hgc.tools import models
@@ -81,8 +81,8 @@ def _compile(folder: Path) -> compiler.Executable:
 
 def _train(folder: Path, steps: int) -> str:
     """Run the emitted program as a user would and show what it prints; returns the first and the last loss."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(DEVICES)]
-    command += [str(folder / "program.py"), "--steps", str(steps), "--lr", "1e-3", "--log-every", "5", "--data", "counting:batches"]
+    options = ["--steps", str(steps), "--lr", "1e-3", "--log-every", "5", "--data", "counting:batches"]
+    command = torchrun.local_command(DEVICES, [str(folder / "program.py"), *options])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path])}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

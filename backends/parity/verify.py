@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -90,8 +89,7 @@ def _rotate(tensor: Tensor, step: int) -> Tensor:
 def _launch(directory: Path, case: Case, ranks: int, timeout_s: float) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="hgc-verify-") as folder:
         torch.save(case, Path(folder) / CASE)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command += ["-m", "hgc.backends.parity.worker", folder, str(directory.resolve())]
+        command = torchrun.local_command(ranks, ["-m", "hgc.backends.parity.worker", folder, str(directory.resolve())])
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
@@ -106,13 +104,14 @@ def _launch(directory: Path, case: Case, ranks: int, timeout_s: float) -> Outcom
         return outcome
 
 
-def _on_threads(directory: Path, case: Case, ranks: int, timeout_s: float) -> Outcome:
+def on_threads(directory: Path, case: Case, ranks: int, timeout_s: float = 600.0) -> Outcome:
+    """Train the emitted program on threads of this process that play its ranks; what the first of them gives."""
     model, plan = torchrun.load_model(directory)
     with without_dropout():
         return run_ranks(ranks, lambda rank: run_rank(model, plan, case), timeout_s)[0]
 
 
-RANKS: Mapping[str, Callable[[Path, Case, int, float], Outcome]] = {"processes": _launch, "threads": _on_threads}
+RANKS: Mapping[str, Callable[[Path, Case, int, float], Outcome]] = {"processes": _launch, "threads": on_threads}
 
 
 def last_error(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from hgc.backends.torchrun.emit import emit
 from hgc.backends.torchrun.folder import Pipeline, check_target, is_edited, notes, read_manifest, staged, write
+from hgc.backends.torchrun.launch import local_command
 from hgc.backends.torchrun.load import load_model
 from hgc.backends.torchrun.playable import check_playable
 from hgc.backends.torchrun.stages import emit_stages
@@ -14,6 +15,7 @@ __all__ = [
     "emit_stages",
     "is_edited",
     "load_model",
+    "local_command",
     "notes",
     "read_manifest",
     "staged",

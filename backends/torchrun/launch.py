@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from hgc.plan import Plan
 
 _SCRIPT = """\
@@ -34,6 +37,11 @@ else
 fi
 exec "${PYTHON:-python}" -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node $(( total / nodes )) "${here}/program.py" "$@"
 """
+
+
+def local_command(processes: int, program: Sequence[str]) -> list[str]:
+    """What starts ``program`` (a file, or ``-m`` and a module, with arguments) on so many processes of this machine, under this Python."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *program]
 
 
 def launch_script(plan: Plan) -> str:

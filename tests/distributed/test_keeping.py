@@ -17,10 +17,9 @@ from hgc.backends.parity import reference
 from hgc.backends.parity.case import Case, Outcome, Reference, make_optimizer, without_dropout
 from hgc.backends.parity.compare import compare
 from hgc.backends.parity.threads import run_ranks
-from hgc.backends.parity.verify import first_step_in_float64, make_case
+from hgc.backends.parity.verify import first_step_in_float64, make_case, on_threads
 from hgc.ir.program import Program
 from hgc.plan import Precision
-from tests.distributed.test_parity import on_threads
 from tests.families import FAMILIES
 
 STEPS = 3

@@ -10,20 +10,12 @@ import torch
 import hgc
 from hgc.backends import torchrun
 from hgc.backends.parity import reference
-from hgc.backends.parity.case import Case, Outcome, without_dropout
+from hgc.backends.parity.case import Outcome
 from hgc.backends.parity.compare import compare
-from hgc.backends.parity.threads import run_ranks
-from hgc.backends.parity.verify import first_step_in_float64, make_case
-from hgc.backends.parity.worker import run_rank
+from hgc.backends.parity.verify import first_step_in_float64, make_case, on_threads
 from tests.families import FAMILIES, STRATEGIES
 
 STEPS = 10
-
-
-def on_threads(folder: Path, case: Case, ranks: int) -> Outcome:
-    model, plan = torchrun.load_model(folder)
-    with without_dropout():
-        return run_ranks(ranks, lambda rank: run_rank(model, plan, case))[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

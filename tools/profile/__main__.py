@@ -12,6 +12,7 @@ from rich.table import Table
 from hgc.errors import HgcError
 from hgc.tools.console import say, table
 from hgc.tools.profile import fit, worker
+from hgc.tools.profile.launch import target
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", required=True, metavar="FILE")
     output = parser.parse_args(arguments).output
     try:
-        path = worker.target(output)
+        path = target(output)
         measured = worker.measure()
     except HgcError as mistake:
         print(f"hgc: {mistake}", file=sys.stderr)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from pathlib import Path
 
 import torch
 
+from hgc.backends import torchrun
 from hgc.errors import ClusterError
-from hgc.tools.profile.worker import target
 
 
 def launch(output: str, devices: int | None) -> int:
@@ -19,6 +19,16 @@ def launch(output: str, devices: int | None) -> int:
     if gpus and devices and devices > gpus:
         raise ClusterError(f"--devices is {devices}, and this machine has {gpus} GPUs; give at most {gpus}")
     processes = devices or gpus or len(os.sched_getaffinity(0))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = torchrun.local_command(processes, ["-m", "hgc.tools.profile", "-o", str(path)])
     environment = {"OMP_NUM_THREADS": "1"} | os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if not gpus else {})
-    return subprocess.run([*command, "-m", "hgc.tools.profile", "-o", str(path)], env=environment, check=False).returncode
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def target(path: str) -> Path:
+    """Where the cluster file will be, checked before anything is measured."""
+    found = Path(path)
+    if found.is_dir():
+        raise ClusterError(f"{path!r} is a folder; name the file to write, for example {path}/cluster.json")
+    if not found.absolute().parent.is_dir():
+        raise ClusterError(f"there is no folder {str(found.absolute().parent)!r} for {found.name}; make it first")
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -65,13 +64,3 @@ def _group(nodes: int, per_node: int, inside: bool) -> dist.ProcessGroup:
     group = dist.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def target(path: str) -> Path:
-    """Where the cluster file will be, checked before anything is measured."""
-    found = Path(path)
-    if found.is_dir():
-        raise ClusterError(f"{path!r} is a folder; name the file to write, for example {path}/cluster.json")
-    if not found.absolute().parent.is_dir():
-        raise ClusterError(f"there is no folder {str(found.absolute().parent)!r} for {found.name}; make it first")
-    return found

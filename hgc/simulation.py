@@ -11,7 +11,7 @@ from hgc.cost.execution import EAGER, Execution
 from hgc.ir.hashing import structure_hash
 from hgc.ir.program import Program
 from hgc.passes.analysis.costs import BlockCosts
-from hgc.passes.sharding.stages import cut
+from hgc.passes.sharding.stages import cut, stage_plan
 from hgc.plan import Plan
 
 
@@ -31,32 +31,31 @@ def stage_programs(
     """
     traced = _sized(traced, sizes or {})
     known = {} if known is None else known
-    found = []
-    for index, stage in enumerate(cut(traced, plan)):
-        strategy = plan.strategies[index]
-        key = structure_hash(stage), str(strategy)
-        if key not in known:
-            lowered = lower(stage, replace(plan, strategy=strategy, stages=(), program_hash=""))
-            known[key] = StageProgram(lowered, BlockCosts(plan.precision, execution, strategy.zero).run(lowered))
-        found.append(_named(known[key], stage))
-    return tuple(found)
+    stages = enumerate(cut(traced, plan))
+    return tuple(_once(known, stage, stage_plan(plan, index), execution, lower) for index, stage in stages)
 
 
 def measured(programs: Sequence[Program], plan: Plan, execution: Execution = EAGER) -> tuple[StageProgram, ...]:
     """The plan's stages, lowered already; those that do the same are measured once."""
     known: dict[tuple[str, str], StageProgram] = {}
-    found = []
-    for program, strategy in zip(programs, plan.strategies, strict=True):
-        key = structure_hash(program), str(strategy)
-        if key not in known:
-            known[key] = StageProgram(program, BlockCosts(plan.precision, execution, strategy.zero).run(program))
-        found.append(_named(known[key], program))
-    return tuple(found)
+    return tuple(
+        _once(known, program, stage_plan(plan, index), execution, lambda lowered, _: lowered) for index, program in enumerate(programs)
+    )
 
 
-def _named(known: StageProgram, stage: Program) -> StageProgram:
-    """The same with the names under which ``stage`` gets and hands on values."""
-    return replace(known, received=tuple(str(node.target) for node in received(stage)), results=stage.results)
+def _once(
+    known: dict[tuple[str, str], StageProgram],
+    stage: Program,
+    plan: Plan,
+    execution: Execution,
+    lower: Callable[[Program, Plan], Program],
+) -> StageProgram:
+    """A stage, lowered and measured unless one that does the same was, under the names by which it gets and hands on values."""
+    key = structure_hash(stage), str(plan.strategy)
+    if key not in known:
+        lowered = lower(stage, plan)
+        known[key] = StageProgram(lowered, BlockCosts(plan.precision, execution, plan.strategy.zero).run(lowered))
+    return replace(known[key], received=tuple(str(node.target) for node in received(stage)), results=stage.results)
 
 
 def _sized(traced: Program, sizes: Mapping[str, float]) -> Program:

@@ -15,7 +15,7 @@ class Census:
     """Counts what the ranks of a stage, or of any group, send to other nodes. All numbers are sums over ranks."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._owners = [number for number, node in enumerate(cluster.nodes) for _ in range(node.count)]
+        self._owners = cluster.owners
         self._backend = cluster.backend
 
     def crossings(self, ranks: Sequence[int]) -> int:

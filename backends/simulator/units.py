@@ -49,11 +49,7 @@ class Traffic:
     def units(self) -> Mapping[int, Unit]:
         shares = self.shares
         return {
-            number: Unit(
-                sum(float(shares.padded_numel(entry)) * shares.gathered(entry, unit) for entry in unit.entries),
-                sum(float(shares.padded_numel(entry)) * shares.summed(entry) for entry in unit.entries if entry.value.requires_grad),
-            )
-            for number, unit in enumerate(shares.units)
+            number: Unit(float(shares.gathered_bytes(unit)), float(shares.summed_bytes(unit))) for number, unit in enumerate(shares.units)
         }
 
     @cached_property

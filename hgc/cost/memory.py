@@ -26,6 +26,13 @@ OPTIMIZER_COPIES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adam": 2, "adam
 """Tensors as large as the parameter that an optimizer keeps for each, in the dtype that it updates."""
 
 
+def optimizer_copies(optimizer: str) -> int:
+    """Of :data:`OPTIMIZER_COPIES`; raises ``HgcError`` for an optimizer that is not known."""
+    if optimizer not in OPTIMIZER_COPIES:
+        raise HgcError(f"the optimizer {optimizer!r} is not known; expected one of {', '.join(OPTIMIZER_COPIES)}")
+    return OPTIMIZER_COPIES[optimizer]
+
+
 @dataclass(frozen=True)
 class Reserve:
     """Memory of a device that no tensor of the program holds.
@@ -113,8 +120,7 @@ def memory(
     ``micro_batches`` divide the batch; the activations of ``in_flight`` of them are alive at once (a schedule tells how many).
     ``strategy``: of this stage, by default the plan's. Raises ``HgcError`` for an optimizer that is not known.
     """
-    if optimizer not in OPTIMIZER_COPIES:
-        raise HgcError(f"the optimizer {optimizer!r} is not known; expected one of {', '.join(OPTIMIZER_COPIES)}")
+    copies = optimizer_copies(optimizer)
     strategy = strategy or plan.strategy
     shares = Shares(program, strategy, plan.precision, execution)
     recompute = dict.fromkeys(costs.repeated, strategy.recompute)
@@ -130,7 +136,7 @@ def memory(
         master=add(shares.local_numel(entry) * shares.stored(entry) for entry in shares.trained if shares.has_copy(entry)),
         buffers=costs.buffer_bytes,
         gradients=_gradients(shares, micro_batches, execution),
-        optimizer=add(shares.held_numel(entry) * shares.stored(entry) for entry in shares.trained) * OPTIMIZER_COPIES[optimizer],
+        optimizer=add(shares.held_numel(entry) * shares.stored(entry) for entry in shares.trained) * copies,
         activations=activations,
         recomputed=recomputed,
         batch=_batch_bytes(program),

@@ -16,12 +16,11 @@ from hgc.ir.placement import Invariant, Replicated
 from hgc.ir.program import STATE, Program, State
 from hgc.ir.value import Size
 from hgc.plan import Precision
+from hgc.runtime.reducer import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from hgc.strategy import Strategy
 
 DATA_AXES = ("dp", "cp", "sp")
 """Axes over which parameters are whole and gradients are summed by the runtime."""
-BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20
-"""As the runtime's reducer has them."""
 _REPEATED = re.compile(r"(^|\.)\d+$")
 
 
@@ -94,6 +93,14 @@ class Shares:
 
     def gathered(self, entry: State, unit: Unit) -> int:
         return unit.gathered.itemsize if unit.gathered is not None else self.stored(entry)
+
+    def gathered_bytes(self, unit: Unit) -> Size:
+        """What a gather of the unit's parameters moves."""
+        return add(self.padded_numel(entry) * self.gathered(entry, unit) for entry in unit.entries)
+
+    def summed_bytes(self, unit: Unit) -> Size:
+        """What the sum of the unit's gradients moves."""
+        return add(self.padded_numel(entry) * self.summed(entry) for entry in unit.entries if entry.value.requires_grad)
 
     # -- groups ------------------------------------------------------------------------------------------------------------------------
 

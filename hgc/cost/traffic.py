@@ -14,9 +14,8 @@ from hgc.cluster import Device
 from hgc.cost.collectives import Kind, Place, time_s
 from hgc.cost.compute import ELEMENT_BYTES, memory_time_s
 from hgc.cost.execution import EAGER, Execution
-from hgc.cost.memory import OPTIMIZER_COPIES
+from hgc.cost.memory import optimizer_copies
 from hgc.cost.shares import Shares, Unit, add
-from hgc.errors import HgcError
 from hgc.ir.program import Program
 from hgc.ir.value import Size
 from hgc.plan import Precision
@@ -72,14 +71,12 @@ def traffic(program: Program, strategy: Strategy, precision: Precision | None = 
 
 
 def _gather(shares: Shares, unit: Unit, when: str) -> Traffic:
-    payload = add(shares.padded_numel(entry) * shares.gathered(entry, unit) for entry in unit.entries)
-    return Traffic("parameters", "all_gather", shares.axes, payload, when, unit.name)
+    return Traffic("parameters", "all_gather", shares.axes, shares.gathered_bytes(unit), when, unit.name)
 
 
 def _scatter(shares: Shares, unit: Unit) -> Traffic:
-    trained = [entry for entry in unit.entries if entry.value.requires_grad]
-    payload = add(shares.padded_numel(entry) * shares.summed(entry) for entry in trained)
-    return Traffic("gradients", "reduce_scatter", shares.axes, payload, LAST_BACKWARD if shares.zero == 1 else BACKWARD, unit.name)
+    when = LAST_BACKWARD if shares.zero == 1 else BACKWARD
+    return Traffic("gradients", "reduce_scatter", shares.axes, shares.summed_bytes(unit), when, unit.name)
 
 
 def optimizer_bytes(
@@ -98,10 +95,9 @@ def optimizer_bytes(
     ``clipping``: the gradient's norm, and its scaling. A copy of the parameters in another dtype is written anew, and one for
     ``precision.products`` twice, as it is and transposed. Raises ``HgcError`` for an optimizer that is not known.
     """
-    if optimizer not in OPTIMIZER_COPIES:
-        raise HgcError(f"the optimizer {optimizer!r} is not known; expected one of {', '.join(OPTIMIZER_COPIES)}")
+    copies = optimizer_copies(optimizer)
     shares = Shares(program, strategy, precision, execution)
-    passes = 3 + 2 * OPTIMIZER_COPIES[optimizer] if fused else FOREACH_PASSES[optimizer]
+    passes = 3 + 2 * copies if fused else FOREACH_PASSES[optimizer]
     passes += 3 if clipping else 0
     total = add(shares.held_numel(entry) * shares.stored(entry) * passes for entry in shares.trained)
     total += add(shares.held_numel(e) * (shares.stored(e) + shares.kept(e)) for e in shares.trained if shares.has_copy(e))

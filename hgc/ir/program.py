@@ -15,6 +15,7 @@ reads them from its own inputs (``aten.sym_size.int``), so ``Info.size`` nodes e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,6 +70,14 @@ class Block:
     node: fx.Node
     body: str
     path: str
+
+    @property
+    def repeats(self) -> bool:
+        """Is it one of a row of blocks, such as ``model.layers.3``?"""
+        return _NUMBERED.search(self.path) is not None
+
+
+_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 
 
 @dataclass

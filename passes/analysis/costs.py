@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,8 +21,6 @@ from hgc.ir.value import Size, info, value
 from hgc.passes.base import Analysis
 from hgc.plan import Precision
 from hgc.strategy import Strategy
-
-_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class BlockCosts(Analysis):
             buffer_bytes=_state_bytes(program, "buffer") + _state_bytes(program, "constant"),
             notes=(*notes, *(note for body in bodies.values() for note in body.notes)),
             with_loss=_with_loss(program),
-            repeated=frozenset(block.body for block in program.blocks() if _NUMBERED.search(block.path)),
+            repeated=frozenset(block.body for block in program.blocks() if block.repeats),
         )
 
     def _gathered(self, program: Program) -> dict[str, torch.dtype]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,12 +9,10 @@ from torch import fx
 
 from hgc.ir import ops
 from hgc.ir.printing import operator_label
-from hgc.ir.program import Block, Program
+from hgc.ir.program import Program
 from hgc.ir.value import info, set_info
 from hgc.passes.base import Transform
 from hgc.plan import Plan
-
-_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Recompute(Transform):
 
     def run(self, program: Program, plan: Plan) -> Program:
         kind = plan.strategy.recompute
-        blocks = [block for block in program.blocks() if repeats(block)]
+        blocks = [block for block in program.blocks() if block.repeats]
         if kind != "none" and not blocks:
             program.report.append(f"recompute {kind}: no block of the program repeats, so nothing is recomputed")
         if kind == "full":
@@ -39,11 +36,6 @@ class Recompute(Transform):
             for name in dict.fromkeys(block.body for block in blocks):
                 _mark_attention(program, name)
         return program
-
-
-def repeats(block: Block) -> bool:
-    """Is it one of a row of blocks, such as ``model.layers.3``?"""
-    return _NUMBERED.search(block.path) is not None
 
 
 def _communicates(attention: fx.Node) -> bool:

@@ -16,16 +16,12 @@ import sympy
 import torch
 
 from hgc.backends.simulator.stages import StageProgram, received
+from hgc.compiler import default_pipeline
 from hgc.cost.symbolic import Communication, ProgramCosts
 from hgc.ir.program import Program
 from hgc.ir.verifier import verify
 from hgc.passes.analysis.costs import BlockCosts
-from hgc.passes.base import Pipeline
-from hgc.passes.sharding.data_parallel import DataParallel
-from hgc.passes.sharding.pad_vocabulary import PadVocabulary
-from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
 from hgc.passes.sharding.stages import cut
-from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.plan import Plan, Stage
 from hgc.strategy import Strategy
 from hgc.tools.bench.fidelity_models import Architecture, build, example
@@ -34,8 +30,6 @@ from hgc.tracing import trace
 
 FEW = 2
 """Data-parallel ranks that programs are lowered for."""
-PIPELINE = Pipeline((PadVocabulary(), DataParallel(), ContextParallel(), Ulysses(), TensorParallel()))
-"""The transforms that place values; what is recomputed follows from the strategy when times are taken."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +92,9 @@ class Programs:
 
 
 def _lowered(piece: Program, plan: Plan) -> StageProgram:
+    """What is recomputed follows from the strategy when times are taken, so that ``plan`` recomputes nothing."""
     piece.reference = piece.copy()
-    program = PIPELINE.apply(piece, plan, lambda made, _: verify(made))
+    program = default_pipeline().apply(piece, plan, lambda made, _: verify(made))
     return StageProgram(program, BlockCosts().run(program))
 
 

@@ -14,7 +14,7 @@ from hgc.cluster import Cluster, Device
 from hgc.cost.collectives import Kind, place, time_s
 from hgc.cost.memory import memory, reserve_of
 from hgc.cost.places import axis_places, group_place, slowest_device
-from hgc.cost.shares import BUCKET_BYTES, DATA_AXES
+from hgc.cost.shares import DATA_AXES
 from hgc.cost.stage_time import BlockTime, StageTimes
 from hgc.cost.symbolic import Formulas, ProgramCosts
 from hgc.cost.traffic import optimizer_bytes, optimizer_s
@@ -27,6 +27,7 @@ from hgc.passes.sharding.search.problem import Numbers as Seconds
 from hgc.passes.sharding.search.space import lowered_alike
 from hgc.passes.sharding.stages import cut
 from hgc.plan import Plan, Precision, Stage
+from hgc.runtime.reducer import BUCKET_BYTES
 from hgc.strategy import Strategy
 
 Measure = Callable[[Program, Plan], tuple[Program, ProgramCosts]]
@@ -182,13 +183,12 @@ class ProgramBlocks:
         every_s, last_s = self._traffic_s(state, time, strategy)
         update_s = optimizer_s(block.optimizer_bytes / state.optimizer_parts, self.device)
         adding_s = optimizer_s(3 * terms["gradients"], self.device) if micro_batches > 1 else 0.0
-        lost = terms["total"] / (terms["total"] - terms["reserve"]) if terms["reserve"] else 1.0  # the allocator's, whatever it is of
         return (
             time.forward_s + time.backward_s + every_s + adding_s,
             last_s + update_s - adding_s,
-            state.bytes * lost,
-            terms["activations"] * lost,
-            (max(terms["logits"], terms["workspace"] + terms["recomputed"]) + state.passing_bytes) * lost,
+            state.bytes,
+            terms["activations"],
+            max(terms["logits"], terms["workspace"] + terms["recomputed"]) + state.passing_bytes,
         )
 
     def _sizes(self, parts: int) -> dict[str, float]:

@@ -155,9 +155,7 @@ def _predict(executable: compiler.Executable, variant: str, cluster: Cluster) ->
     if variant not in executions:
         return []
     found = executable.simulate(cluster, options=Options(optimizer="adamw", execution=executions[variant]))
-    # the driver, libraries and the allocator's gaps are in no tensor
-    tensors = sum(amount for term, amount in found.fullest.terms if term != "reserve")
-    return [Predicted(variant, cluster.name, found.step_s, tensors)]
+    return [Predicted(variant, cluster.name, found.step_s, found.fullest.tensors)]
 
 
 def _run(job: Job, folder: Path, limit_s: float) -> Result:

@@ -35,6 +35,11 @@ class DeviceMemory:
     terms: tuple[tuple[str, float], ...]
     total: float
 
+    @property
+    def tensors(self) -> float:
+        """Without what the driver, NCCL and the allocator take."""
+        return self.total - dict(self.terms)["reserve"]
+
 
 @dataclass(frozen=True)
 class Simulation:

@@ -50,10 +50,9 @@ def case_of(row: Row, shapes: dict[str, Shape], siblings: list[Row]) -> Case:
 
 def _printed_bytes(case: Case, found: Simulation) -> float:
     """The fullest device's memory as the row's source counts it."""
-    reserve = dict(found.fullest.terms)["reserve"]
-    tensors = found.fullest.total - reserve
+    tensors = found.fullest.tensors
     allocator = case.generation.execution.fragmentation * tensors
-    return printed_bytes(case.row, tensors, allocator, reserve - allocator)
+    return printed_bytes(case.row, tensors, allocator, found.fullest.total - tensors - allocator)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -370,3 +371,12 @@ def named_gathers(module: Any, gathering: Callable[[], Any], scattering: Callabl
     finally:
         for group, gather, scatter in before:
             group._all_gather_comm, group._reduce_scatter_comm = gather, scatter
+
+
+def forget_shardings() -> None:
+    """Empty DTensor's caches of placements, in Python and of this thread in C++; they keep meshes, and so process groups, alive."""
+    if "torch.distributed.tensor" in sys.modules:  # else there is nothing to forget, and the import takes a second
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        torch._C._clear_DTensor_sharding_propagator_cache()

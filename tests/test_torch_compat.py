@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +14,7 @@ import sympy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from hgc import _torch_compat as compat
@@ -314,3 +316,18 @@ def test_backward_in_two_halves_of_a_parameter_that_is_used_far_apart() -> None:
         torch.testing.assert_close(found, expected[0])
         for parameter, gradient in zip(parameters, expected[1:], strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_meshes_end_with_their_models_once_shardings_are_forgotten() -> None:
+    seen: list[weakref.ref[DeviceMesh]] = []
+
+    def rank_main(_: int) -> None:
+        mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+        seen.append(weakref.ref(mesh))
+        fully_shard(nn.Linear(4, 4), mesh=mesh)(torch.ones(2, 4)).sum().backward()
+        del mesh
+        compat.forget_shardings()
+
+    run_ranks(2, rank_main)
+    gc.collect()
+    assert [mesh() for mesh in seen] == [None, None]

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from hgc._torch_compat import local_store, threaded_world
 from hgc.ir.ops.random import own_root
 from hgc.runtime import executor_transport
+from hgc.runtime.mesh import leave
 
 Result = TypeVar("Result")
 
@@ -40,8 +41,7 @@ def run_ranks(world: int, fn: Callable[[int], Result], timeout_s: float = 60.0, 
             abort(error)
             mailboxes.close()
         finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            leave()
 
     with threaded_world() as abort:
         threads = [threading.Thread(target=rank_main, args=(rank, abort), daemon=True) for rank in range(world)]

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hgc import runtime
 from hgc.backends import torchrun
 from hgc.backends.parity.case import Case, Outcome, make_optimizer, precision, without_dropout
+from hgc.runtime.mesh import leave
 
 CASE, OUTCOME = "case.pt", "outcome.pt"
 
@@ -41,7 +42,7 @@ def main(folder: str, executable: str) -> None:
     if dist.get_rank() == 0:
         torch.save(outcome, Path(folder) / OUTCOME)
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from hgc.errors import HgcError, PlanError
 from hgc.ir.ops.random import manual_seed
 from hgc.plan import Precision
 from hgc.runtime.batches import BatchError, DataRequest, check_ranges, open_source
 from hgc.runtime.checkpoint import check_target
+from hgc.runtime.mesh import leave
 from hgc.runtime.modules import Model
 from hgc.runtime.pipeline import Stages, make_trainer
 from hgc.runtime.plan_info import PlanInfo
@@ -48,8 +48,7 @@ def main(model: type[Model] | Stages, plan: PlanInfo, argv: Sequence[str] | None
         _fail(f"error: {error}")
     except Exception:
         _fail(traceback.format_exc())
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave()
 
 
 def _fail(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
 import math
 import os
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from hgc._torch_compat import local_store
+from hgc._torch_compat import forget_shardings, local_store
 from hgc.errors import PlanError
 from hgc.ir.ops import groups
 from hgc.runtime.plan_info import PlanInfo, describe_mesh
@@ -131,6 +132,21 @@ def start(plan: PlanInfo, device: torch.device, timeout_s: float = 600.0) -> Mes
     mesh = part_mesh(plan.mesh, 0, rank, device)
     groups.set_groups({axis: mesh.group((axis,)) for axis in plan.mesh})
     return mesh
+
+
+def leave() -> None:
+    """Leave the job, with every group that hgc holds, so that gloo's threads end before the interpreter does.
+
+    A thread that still drops the tensors of a finished collective while Python shuts down aborts the process. The caller has let go of its
+    trainer and optimizer.
+    """
+    if not dist.is_initialized():
+        return
+    groups.set_groups({})
+    _made.pop(dist.group.WORLD, None)  # type: ignore[arg-type]
+    forget_shardings()
+    dist.destroy_process_group()
+    gc.collect()
 
 
 def part_mesh(sizes: Mapping[str, int], first_rank: int, rank: int, device: torch.device) -> Mesh:

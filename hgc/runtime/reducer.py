@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -112,10 +113,8 @@ class Reducer:
             bucket.parameters.append(parameter)
             open_buckets[key] = bucket, room - size
             self._of[parameter] = bucket, len(bucket.parameters) - 1
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            for parameter in self._of
-        ]
+        hook = _weak_hook(WeakMethod(self._on_gradient))
+        self._handles = [parameter.register_post_accumulate_grad_hook(hook) for parameter in self._of]  # type: ignore[no-untyped-call]
 
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self._active:
@@ -150,6 +149,17 @@ class Reducer:
                 parameter.grad = view
         copy_all(targets, gradients)
         bucket.work = dist.all_reduce(bucket.flat, group=bucket.group.handle, async_op=True)
+
+
+def _weak_hook(method: WeakMethod[Callable[[Tensor], None]]) -> Callable[[Tensor], None]:
+    """A hook that keeps its reducer alive no longer: the garbage collector cannot see the circle parameter - hook - reducer - parameter."""
+
+    def hook(parameter: Tensor) -> None:
+        found = method()
+        if found is not None:
+            found(parameter)
+
+    return hook
 
 
 def _allocate(bucket: _Bucket) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import hgc
+from tests.distributed.test_program import THREADS
 from tests.families import gpt2
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +27,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hgc.compile(*gpt2(), plan="pp2 micro2").save(folder, weights=True)
 
 
-def start(program: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(program: Path, *arguments: str, script: str = "program.py") -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py", *arguments]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *arguments]
     return subprocess.Popen(command, cwd=program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -45,6 +46,15 @@ def test_train_save_resume(program: Path) -> None:
     assert first.keys() == {1, 2}, errors
     resumed, errors = finish(start(program, "--steps", "4", "--lr", "0.01", "--resume", "checkpoint"))
     assert first | resumed == pytest.approx(whole, abs=2e-4), errors
+
+
+def test_no_thread_of_gloo_outlives_the_program(program: Path) -> None:
+    source = (program / "program.py").read_text()
+    (program / "watched.py").write_text(source + THREADS)
+    process = start(program, "--steps", "2", script="watched.py")
+    output, errors = process.communicate(timeout=120)
+    assert output.count("threads: python") == 2, errors
+    assert "gloo" not in output
 
 
 def test_a_killed_rank_ends_the_job_with_one_error(program: Path) -> None:

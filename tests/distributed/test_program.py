@@ -47,6 +47,13 @@ def batches(request):
 pytestmark = pytest.mark.distributed
 
 
+THREADS = """
+    import glob
+
+    print("threads:", *(open(name).read().strip() for name in sorted(glob.glob("/proc/self/task/*/comm"))))
+"""
+
+
 def write_program(folder: Path, dp: int = 1, tp: int = 1, zero: int = 0) -> Path:
     model = reference(torch.float32)
     torch.save(model.state_dict(), folder / "weights.pt")
@@ -66,6 +73,17 @@ def run(program: Path, processes: int, *arguments: str) -> subprocess.CompletedP
 def losses(done: subprocess.CompletedProcess[str]) -> dict[int, float]:
     assert done.returncode == 0, done.stderr
     return {int(step): float(loss) for step, loss in re.findall(r"step: +(\d+) +loss: +([\d.]+)", done.stdout)}
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_no_thread_of_gloo_outlives_the_program(tmp_path: Path, zero: int) -> None:
+    """One that still drops tensors while the interpreter ends would abort the process."""
+    program = write_program(tmp_path, dp=2, zero=zero)
+    program.write_text(program.read_text() + THREADS)
+    done = run(program, 2, "--weights", "weights.pt", "--steps", "2", "--save", "checkpoint", "--export", "out.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("threads: python") == 2
+    assert "gloo" not in done.stdout
 
 
 def test_train_save_resume(tmp_path: Path) -> None:

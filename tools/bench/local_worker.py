@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from hgc import runtime
 from hgc.backends import torchrun
+from hgc.runtime.mesh import leave
 from hgc.tools.bench import overhead_baselines as baselines
 from hgc.tools.bench.job import read_cases, write_results
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
@@ -92,7 +93,7 @@ def main(folder: str) -> None:
     if dist.get_rank() == 0:
         write_results(target, found)
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from hgc import runtime
 from hgc.backends import torchrun
 from hgc.passes.sharding.plan_text import PlanText
 from hgc.plan import Plan
+from hgc.runtime.mesh import leave
 from hgc.strategy import Strategy
 from hgc.tools.bench import overhead_baselines as baselines
 from hgc.tools.bench import overhead_pipeline
@@ -143,7 +144,7 @@ def main(folder: str) -> None:
     if dist.get_rank() == 0:
         write_results(Path(folder), results)
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

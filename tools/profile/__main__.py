@@ -10,6 +10,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 from hgc.errors import HgcError
+from hgc.runtime.mesh import leave
 from hgc.tools.console import say, table
 from hgc.tools.profile import fit, worker
 from hgc.tools.profile.launch import target
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table(_residuals(residuals))
         say(f"wrote {path}")
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
     return 0
 
 

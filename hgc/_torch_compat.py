@@ -200,13 +200,16 @@ HigherOrderOperator: Any = torch._ops.HigherOrderOperator
 def symbolic_mode() -> Any:
     """A fake tensor mode for measuring operators: sizes from :func:`symbolic_size` are expressions and results carry them along.
 
-    An operator whose result's sizes or whose own choices depend on data raises.
+    An operator whose result's sizes or whose own choices depend on data raises. Results are not cached: keys of symbolic sizes cost more
+    than running the operator again.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     environment = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode
 
 
 def symbolic_size(fake_mode: Any, hint: int) -> torch.SymInt:

@@ -14,6 +14,7 @@ from torch import fx
 
 from hgc.errors import ShardingError, VerifyError
 from hgc.ir.derive import as_value, derive, found_placements, name_of
+from hgc.ir.input_sizes import evaluate
 from hgc.ir.meaning import check_meaning
 from hgc.ir.placement import Invariant, Partial, Placement
 from hgc.ir.program import BODIES, STATE, Program
@@ -125,7 +126,7 @@ def _differ(a: Any, b: Any, hints: dict[sympy.Symbol, int]) -> bool:
 
 
 def _number(size: Any, numbers: dict[sympy.Symbol, int]) -> int:
-    return int(size.subs(numbers)) if isinstance(size, sympy.Expr) else int(size)
+    return int(evaluate(size, numbers)) if isinstance(size, sympy.Expr) else int(size)
 
 
 def _size_of(node: fx.Node, mesh: dict[str, int], numbers: dict[sympy.Symbol, int]) -> int:

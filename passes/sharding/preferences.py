@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from hgc.ir.input_sizes import evaluate
 from hgc.ir.placement import Partial, Placement, Shard, is_whole, zigzag_runs
 from hgc.ir.rules import Call, Case
 from hgc.ir.rules.attention import RING
@@ -81,4 +82,4 @@ class Preferences:
 
     def size_bytes(self, shape: tuple[Size, ...], item: int) -> float:
         """Bytes of a tensor whose elements take ``item`` each, for the hints."""
-        return float(math.prod(int(size.subs(self.hints)) for size in shape)) * item
+        return float(math.prod(int(evaluate(size, self.hints)) for size in shape)) * item

@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from hgc.cluster import Cluster, Device
 from hgc.cost.collectives import Kind, place, time_s
+from hgc.cost.execution import EAGER, Execution
 from hgc.cost.memory import memory, reserve_of
 from hgc.cost.places import axis_places, group_place, slowest_device
 from hgc.cost.shares import DATA_AXES
@@ -20,9 +22,9 @@ from hgc.cost.symbolic import Formulas, ProgramCosts
 from hgc.cost.traffic import optimizer_bytes, optimizer_s
 from hgc.errors import HgcError
 from hgc.ir.hashing import structure_hash
-from hgc.ir.program import RECEIVED, Program
-from hgc.ir.value import info, value
-from hgc.passes.sharding.search.pipeline import Pipeline
+from hgc.ir.program import Program
+from hgc.passes.sharding.search.crossings import Crossing, crossings
+from hgc.passes.sharding.search.pipeline import Arrival, Pipeline
 from hgc.passes.sharding.search.problem import Numbers as Seconds
 from hgc.passes.sharding.search.space import lowered_alike
 from hgc.passes.sharding.stages import cut
@@ -50,13 +52,14 @@ class _Lowered:
     body: str
     optimizer_bytes: float
     precision: Precision
+    execution: Execution = EAGER
     _times: dict[str, StageTimes] = field(default_factory=dict)
     _memory: dict[str, Formulas] = field(default_factory=dict)
 
     def times(self, recompute: str, sizes: Mapping[str, float], device: Device, cluster: Cluster, strategy: Strategy) -> BlockTime:
         key = recompute if self.costs.repeated else "none"
         if key not in self._times:
-            self._times[key] = StageTimes(self.costs, Strategy(recompute=key), self.precision)
+            self._times[key] = StageTimes(self.costs, Strategy(recompute=key), self.precision, self.execution)
         return self._times[key](sizes, device, axis_places(cluster, strategy.mesh))[self.body]
 
     def memory(self, recompute: str, sizes: Mapping[str, float]) -> dict[str, float]:
@@ -64,7 +67,7 @@ class _Lowered:
         key = recompute if self.costs.repeated else "none"
         if key not in self._memory:
             plan = Plan(Strategy(recompute=key), precision=self.precision)
-            terms = memory(self.program, plan, self.costs)
+            terms = memory(self.program, plan, self.costs, execution=self.execution)
             self._memory[key] = Formulas(terms.expressions(), self.program.symbols)
         return {name: float(amount) for name, amount in self._memory[key]({name: np.asarray(size) for name, size in sizes.items()}).items()}
 
@@ -75,17 +78,20 @@ class ProgramBlocks:
 
     A strategy's numbers come from the block lowered without ``dp`` and ZeRO, for a share of the batch; what ZeRO shards and sends follows
     from the block's parameters (the table in docs/design/costs.md). On the CPU that is exposed, on a GPU only what takes longer than the
-    compute that it runs beside. Values between stages travel once a micro-batch each way. The simulator has the last word on plans.
+    compute that it runs beside. Values travel once a micro-batch each way to each stage that reads them. The simulator has the last word
+    on plans. ``execution``: as the simulator's.
     """
 
     program: Program
     cluster: Cluster
     measure: Measure
     precision: Precision = field(default_factory=Precision)
+    execution: Execution = EAGER
     refused: dict[str, str] = field(default_factory=dict)
     """Strategy (as lowered) -> why some block cannot have it."""
     _lowered: dict[tuple[str, Strategy], _Lowered | None] = field(default_factory=dict)
     _numbers: dict[tuple[int, Strategy, int], Numbers] = field(default_factory=dict)
+    _switches: dict[tuple[tuple[Strategy, ...], int], Seconds] = field(default_factory=dict)
 
     @cached_property
     def parts(self) -> tuple[Program, ...]:
@@ -119,6 +125,11 @@ class ProgramBlocks:
         reserve = reserve_of(smallest)
         return float(smallest.memory_bytes - reserve.context_bytes - _GROUPS * reserve.communicator_bytes)
 
+    def elsewhere(self, program: Program | None = None, cluster: Cluster | None = None) -> ProgramBlocks:
+        """The same blocks at other example sizes, or on other devices; what was lowered and measured serves both."""
+        fresh: dict[str, Any] = {"_numbers": {}, "_switches": {}}
+        return replace(self, program=program or self.program, cluster=cluster or self.cluster, **fresh)
+
     def usable(self, strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
         """Those under which every block can be lowered and the batch divides."""
         return tuple(
@@ -127,25 +138,31 @@ class ProgramBlocks:
             if self.batch % strategy.dp == 0 and all(self._block(kind, strategy) is not None for kind in sorted(set(self.kinds)))
         )
 
-    def pipeline(self, strategies: Sequence[Strategy], stages: int, micro_batches: int) -> Pipeline:
-        """The search problem of so many stages, each of ``strategy.devices`` ranks."""
+    def pipeline(self, strategies: Sequence[Strategy], stages: int, micro_batches: int, virtual: int = 1) -> Pipeline:
+        """The search problem of so many stages, each of ``strategy.devices`` ranks, in ``virtual`` parts that take turns.
+
+        What the last micro-batch takes longer than others is divided by the stages: those behind have it while those before still work.
+        """
         kinds = sorted(set(self.kinds))
         table = {kind: np.array([self._of(kind, strategy, micro_batches) for strategy in strategies]) for kind in kinds}
         numbers = np.array([table[kind] for kind in self.kinds])
-        micro_s = numbers[:, :, 0]
-        if stages > 1:
-            micro_s = micro_s + self._messages_s(strategies, stages, micro_batches) / len(self.kinds)
+        arrivals = self._arrivals(strategies, stages, micro_batches, virtual)
+        for each in arrivals:
+            for reader in each.readers:
+                numbers[reader, :, 3] = np.maximum(numbers[reader, :, 3] - each.saved, 0.0)
         return Pipeline(
-            micro_s,
-            numbers[:, :, 1],
+            numbers[:, :, 0],
+            numbers[:, :, 1] / stages,
             numbers[:, :, 2],
             numbers[:, :, 3],
             numbers[:, :, 4],
-            self._switches_s(strategies, micro_batches),
+            self._switches_s(tuple(strategies), micro_batches),
             stages,
             micro_batches,
             self.limit_bytes,
             self.kinds,
+            virtual,
+            arrivals,
         )
 
     def _block(self, kind: int, strategy: Strategy) -> _Lowered | None:
@@ -162,7 +179,7 @@ class ProgramBlocks:
     def _lower(self, part: Program, graph: Strategy) -> _Lowered:
         lowered, costs = self.measure(part, Plan(graph, precision=self.precision))
         own = [block.body for block in lowered.blocks()][-1]  # what comes from the batch alone is computed in front of it
-        return _Lowered(lowered, costs, own, float(optimizer_bytes(lowered, graph, self.precision)), self.precision)
+        return _Lowered(lowered, costs, own, float(optimizer_bytes(lowered, graph, self.precision)), self.precision, self.execution)
 
     def _of(self, kind: int, strategy: Strategy, micro_batches: int) -> Numbers:
         key = kind, strategy, micro_batches
@@ -217,35 +234,70 @@ class ProgramBlocks:
             return 0.0, gather_s + backward_s
         return (backward_s, gather_s) if strategy.zero == 2 else (gather_s + backward_s, 0.0)
 
-    def _messages_s(self, strategies: Sequence[Strategy], stages: int, micro_batches: int) -> Seconds:
-        """[strategies]: what a micro-batch's messages take between all stages, forward and backward."""
-        where = place(self.cluster, (0, self.cluster.devices // stages))
-        sent = [time_s("send", self._crossing_bytes(strategy, micro_batches), where) for strategy in strategies]
-        return 2 * (stages - 1) * np.array(sent)
+    # -- what lies between blocks -------------------------------------------------------------------------------------------------------
 
-    def _switches_s(self, strategies: Sequence[Strategy], micro_batches: int) -> Seconds:
+    @cached_property
+    def crossings(self) -> tuple[Crossing, ...]:
+        return crossings(self.parts)
+
+    @cached_property
+    def _bytes(self) -> tuple[Formulas, dict[str, str]]:
+        """Sizes of what crosses, each distinct one once: formulas by name, and the name of each size."""
+        names = {str(each.nbytes): f"v{number}" for number, each in enumerate(self.crossings)}
+        return Formulas({names[str(each.nbytes)]: each.nbytes for each in self.crossings}, self.program.symbols), names
+
+    def _crossing_bytes(self, strategies: Sequence[Strategy], micro_batches: int) -> dict[str, Seconds]:
+        """Size -> [strategies], what of it a rank has of one micro-batch."""
+        formulas, names = self._bytes
+        found = [formulas({name: np.asarray(size) for name, size in self._sizes(s.dp * micro_batches).items()}) for s in strategies]
+        shares = np.array([s.cp * s.sp * (s.tp if s.sequence_parallel else 1) for s in strategies])
+        return {size: np.array([float(each[name]) for each in found]) / shares for size, name in names.items()}
+
+    def _arrivals(self, strategies: Sequence[Strategy], stages: int, micro_batches: int, virtual: int) -> tuple[Arrival, ...]:
+        """Parts that take turns get ``virtual`` messages, and have more micro-batches in flight than they wait for: where senders need not
+        wait, nobody does."""
+        bytes_ = self._crossing_bytes(strategies, micro_batches)
+        often = virtual if self.execution.sends_block or virtual == 1 else 0
+        where = place(self.cluster, (0, self.cluster.devices // stages)) if stages > 1 else None
+        known: dict[tuple[str, bool, bool], Arrival] = {}
+        found = []
+        for each in self.crossings:
+            is_shared = len(each.readers) > 1
+            key = str(each.nbytes), each.has_gradient, is_shared
+            if key not in known:
+                held = bytes_[key[0]]
+                sent = np.array([time_s("send", amount, where) if where else 0.0 for amount in held.tolist()])
+                times = (2 if each.has_gradient else 1) * often
+                known[key] = Arrival(0, (), times * sent, held if is_shared else np.zeros_like(held), len(known))
+            found.append(replace(known[key], maker=each.maker, readers=each.readers))
+        return tuple(found)
+
+    def _switches_s(self, strategies: tuple[Strategy, ...], micro_batches: int) -> Seconds:
         """[strategies, strategies]: a micro-batch that goes on with another strategy on the same ranks, forward and backward.
 
         Unlike strategies are stages of their own there, and cost the executor two more actions; unlike meshes exchange what crosses.
         """
-        count, ranks = len(strategies), strategies[0].devices
-        where = place(self.cluster, range(ranks)) if ranks > 1 else None
-        found = np.full((count, count), 2 * _ACTION_S)
-        for before, after in itertools.permutations(range(count), 2):
-            if where is not None and strategies[before].mesh != strategies[after].mesh:
-                crossing = max(self._crossing_bytes(strategies[side], micro_batches) for side in (before, after))
-                found[before, after] += 2 * time_s("all_to_all", crossing, where)
-        np.fill_diagonal(found, 0.0)
-        return found
+        if (strategies, micro_batches) not in self._switches:
+            self._switches[strategies, micro_batches] = self._switches_measured_s(strategies, micro_batches)
+        return self._switches[strategies, micro_batches]
 
-    def _crossing_bytes(self, strategy: Strategy, micro_batches: int) -> float:
-        """On a rank, of one micro-batch, into the usual block."""
-        usual = self.parts[max(set(self.kinds), key=self.kinds.count)]
-        sizes = self._sizes(strategy.dp * micro_batches)
-        crossing = [value(node) for node in usual.inputs() if info(node).role == RECEIVED and value(node).requires_grad]
-        points = [{symbol: sizes[symbol.name] for symbol in each.nbytes.free_symbols} for each in crossing]
-        bytes_ = sum(float(each.nbytes.subs(point)) for each, point in zip(crossing, points, strict=True))
-        return bytes_ / (strategy.cp * strategy.sp)
+    def _switches_measured_s(self, strategies: Sequence[Strategy], micro_batches: int) -> Seconds:
+        ranks = strategies[0].devices
+        found = np.full((len(strategies), len(strategies)), 2 * _ACTION_S)
+        np.fill_diagonal(found, 0.0)
+        if ranks == 1:
+            return found
+        where = place(self.cluster, range(ranks))
+        usual = max({str(each.nbytes) for each in self.crossings}, key=[str(each.nbytes) for each in self.crossings].count, default=None)
+        held = self._crossing_bytes(strategies, micro_batches)[usual].tolist() if usual else [0.0] * len(strategies)
+        meshes = [tuple(strategy.mesh.items()) for strategy in strategies]
+        known: dict[float, float] = {}
+        for before, after in itertools.permutations(range(len(strategies)), 2):
+            if meshes[before] != meshes[after]:
+                crossing = max(held[before], held[after])
+                known.setdefault(crossing, 2 * time_s("all_to_all", crossing, where) if crossing else 0.0)
+                found[before, after] += known[crossing]
+        return found
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hgc.passes.sharding.search.partition import Search, cut_bound_s, walk_then_all
-from hgc.passes.sharding.search.pipeline import Chooser, Pipeline, PipelinePlan, Stages, lower_bound_s, mixed
+from hgc.passes.sharding.search.pipeline import Chooser, Pipeline, PipelinePlan, Stages, lower_bound_s, mixed, quick_bound_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,25 +38,41 @@ class Outcome:
         return (best_s - self.lower_bound_s) / self.lower_bound_s if self.lower_bound_s else 0.0
 
 
-def search(problems: Sequence[Pipeline], choose: Chooser = mixed, cut: Search = walk_then_all, margin: float = 0.0) -> Outcome:
+def never() -> bool:
+    return False
+
+
+def search(
+    problems: Sequence[Pipeline],
+    choose: Chooser = mixed,
+    cut: Search = walk_then_all,
+    margin: float = 0.0,
+    is_late: Callable[[], bool] = never,
+) -> Outcome:
     """Plans of problems that differ in stages and micro-batches.
 
-    Problems are taken in the order of their lower bounds, until no bound is below the best plan (times ``1 + margin``, for those who
-    want runners-up too).
+    Problems are taken in the order of their quick bounds, until no bound is below the best plan (times ``1 + margin``, for those who want
+    runners-up too); those that a closer bound rules out are left out too. Once ``is_late()``, the search ends with the first plan that it
+    has; bounds of what it did not get to count.
     """
-    bounds = [lower_bound_s(problem) for problem in problems]
+    bounds = [quick_bound_s(problem) for problem in problems]
     order = sorted((index for index, bound_s in enumerate(bounds) if math.isfinite(bound_s)), key=lambda index: bounds[index])
     found: list[Found] = []
+    best_s = math.inf
     solved = searched = 0
     for index in order:
-        if found and bounds[index] >= min(each.plan.step_s for each in found) * (1 + margin):
+        if bounds[index] >= best_s * (1 + margin) or (found and is_late()):
             break
+        bounds[index] = max(bounds[index], lower_bound_s(problems[index]))
+        if bounds[index] >= best_s * (1 + margin):
+            continue
         stages = Stages(problems[index], choose)
         plan = cut(problems[index], stages)
         bounds[index] = max(bounds[index], cut_bound_s(problems[index], stages))
         searched, solved = searched + 1, solved + stages.solved
         if plan is not None:
             found.append(Found(index, problems[index], plan))
+            best_s = min(best_s, plan.step_s)
     found.sort(key=lambda each: each.plan.step_s)
     bound_s = min([*bounds, *(each.plan.step_s for each in found)], default=math.inf)
     return Outcome(tuple(found), bound_s, searched, len(problems) - searched, solved)

@@ -189,19 +189,20 @@ def best_cuts(problem: Pipeline, stages: Stages | None = None, below_s: float = 
 def cut_bound_s(problem: Pipeline, stages: Stages) -> float:
     """What no cut undercuts, from the bounds of the stages that ``stages`` has planned.
 
-    With ``n`` a micro-batch's time and ``c`` the last one's, a step takes at least ``(m - 1) * n + c`` of any stage and the ``c`` of the
-    others; so at least the sum of the least ``c`` of all blocks, and of the stage that is busiest what it is busy beyond its own.
+    With ``n`` a micro-batch's time and ``c`` the last one's, a step takes at least ``(m - 1) * n + c`` of any stage (what it is busy, also
+    where ``c`` is that of its last part) and the ``c`` of the others; so at least the sum of the least ``c`` of all blocks, and of the
+    stage that is busiest what it is busy beyond its own.
     Stages that were not planned count as if each block had its fastest strategy.
     """
     micro_s = np.append(0.0, problem.micro_s.min(axis=1).cumsum())
-    whole_s = np.append(0.0, (problem.micro_s + problem.last_s).min(axis=1).cumsum())
+    whole_s = np.append(0.0, (problem.micro_s / problem.virtual + problem.last_s).min(axis=1).cumsum())
     best = np.full(problem.blocks + 1, np.inf)
     best[0] = 0.0
     for stage in range(problem.stages):
         after = np.full(problem.blocks + 1, np.inf)
         for start in np.flatnonzero(np.isfinite(best)).tolist():
             for end in range(start + 1, problem.blocks - (problem.stages - stage - 1) + 1):
-                fastest_s = (problem.micro_batches - 1) * (micro_s[end] - micro_s[start])
+                fastest_s = problem.steady * (micro_s[end] - micro_s[start])
                 busy_s = stages.bound_s(stage, start, end) - (whole_s[end] - whole_s[start])
                 after[end] = min(after[end], max(best[start], fastest_s, busy_s))
         best = after
@@ -214,14 +215,14 @@ class _Fastest:
     def __init__(self, problem: Pipeline) -> None:
         self._problem = problem
         self._micro = np.append(0.0, problem.micro_s.min(axis=1).cumsum())
-        self._whole = np.append(0.0, (problem.micro_s + problem.last_s).min(axis=1).cumsum())
+        self._whole = np.append(0.0, (problem.micro_s / problem.virtual + problem.last_s).min(axis=1).cumsum())
 
     def step_s(self, front: _Front, stage: int, start: int, end: int) -> float:
         """A step whose first stages are the front's, if blocks ``start`` to ``end`` are the next one (none if it is empty)."""
         behind = self._problem.stages - stage - (end > start)
         rest_s = (self._micro[-1] - self._micro[end]) / behind if behind else 0.0
         longest_s = max(front.longest_s, self._micro[end] - self._micro[start], rest_s)
-        return float((self._problem.micro_batches - 1) * longest_s + front.sum_s + self._whole[-1] - self._whole[start])
+        return float(self._problem.steady * longest_s + front.sum_s + self._whole[-1] - self._whole[start])
 
 
 def _undominated(fronts: list[_Front]) -> list[_Front]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,11 +17,32 @@ Cuts = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Pipeline:
-    """Blocks of a program for one number of stages and of micro-batches, in the order 1F1B.
+class Arrival:
+    """A value that one block makes and later ones read: what it costs a stage that has readers of it.
 
-    Stage ``i`` of ``P`` holds what ``min(P - i, micro_batches)`` micro-batches save. All stages have as many devices, and ``limit``
-    of memory.
+    Args:
+        maker, readers: positions of blocks, readers ascending.
+        time_s: [strategies], of a micro-batch's message and of the gradient's way back, where the maker is in an earlier stage.
+        saved: [strategies], memory of a micro-batch, once for all readers of a stage; 0 where the reader's own ``saved`` has it.
+        kind: equal where ``time_s`` and ``saved`` are.
+    """
+
+    maker: int
+    readers: tuple[int, ...]
+    time_s: Numbers
+    saved: Numbers
+    kind: int
+
+    def first_reader(self, start: int, end: int) -> int | None:
+        """The first of blocks ``start`` to ``end`` that reads it."""
+        return next((reader for reader in self.readers if start <= reader < end), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """Blocks of a program for one number of stages and of micro-batches, in the order 1F1B, or interleaved.
+
+    Stage ``i`` of ``P`` holds what ``in_flight(i)`` micro-batches save. All stages have as many devices, and ``limit`` of memory.
 
     Args:
         micro_s: [blocks, strategies], forward and backward of one micro-batch; infinite where a block cannot have a strategy.
@@ -30,6 +51,8 @@ class Pipeline:
             running block only, the largest of a stage counts.
         switch_s: [strategies, strategies], a micro-batch between unlike neighbours of a stage.
         kinds: of each block; those of one kind have the same numbers.
+        virtual: parts of each stage that take turns (Narayanan et al. 2021, section 2.2); cuts count the blocks of all its parts.
+        arrivals: values that blocks of later stages may read, skip edges too.
     """
 
     micro_s: Numbers
@@ -42,28 +65,77 @@ class Pipeline:
     micro_batches: int
     limit: float
     kinds: tuple[int, ...]
+    virtual: int = 1
+    arrivals: tuple[Arrival, ...] = ()
 
     @property
     def blocks(self) -> int:
         return len(self.kinds)
 
-    def in_flight(self, stage: int) -> int:
-        return min(self.stages - stage, self.micro_batches)
+    def in_flight(self, stage: int) -> float:
+        """Micro-batches whose savings a stage holds: ``P - i`` in 1F1B; of ``v`` parts each ``2 (P - i - 1) + (v - 1) P + 1``."""
+        ahead = self.stages - stage - 1
+        parts = ahead + 1 if self.virtual == 1 else 2 * ahead + (self.virtual - 1) * self.stages + 1
+        return min(parts / self.virtual, self.micro_batches)
+
+    @property
+    def steady(self) -> float:
+        """How often the longest micro-batch counts in a step beside each stage's first: see :func:`step_s`."""
+        return self.micro_batches - 1 / self.virtual
 
     def memory(self, stage: int) -> Numbers:
         """[blocks, strategies], what a block adds to the memory of a stage."""
         return self.state + self.in_flight(stage) * self.saved
 
     @cached_property
-    def busy_s(self) -> Numbers:
-        """[blocks, strategies], of all micro-batches."""
-        return self.micro_batches * self.micro_s + self.last_s
+    def _from_neighbour(self) -> dict[int, list[Arrival]]:
+        """Block -> what only it reads, of the block in front of it: that costs a stage something only if it begins there."""
+        found: dict[int, list[Arrival]] = {}
+        for each in self.arrivals:
+            if each.readers == (each.maker + 1,) and not each.saved.any():
+                found.setdefault(each.maker + 1, []).append(each)
+        return found
 
-    def chain(self, stage: int, start: int, end: int) -> Chain:
+    @cached_property
+    def _skipping(self) -> list[Arrival]:
+        near = {id(each) for found in self._from_neighbour.values() for each in found}
+        return [each for each in self.arrivals if id(each) not in near]
+
+    def arriving(self, start: int, end: int) -> tuple[tuple[int, Arrival], ...]:
+        """What blocks ``start`` to ``end`` read, as a stage: (position of the first reader in it, value)."""
+        near = tuple((0, each) for each in self._from_neighbour.get(start, ()))
+        found = ((each.first_reader(start, end), each) for each in self._skipping)
+        return near + tuple((reader - start, each) for reader, each in found if reader is not None)
+
+    def signature(self, stage: int, start: int, end: int) -> Hashable:
+        """Equal for stages that are the same problem."""
+        arriving = tuple((position, each.kind, each.maker < start) for position, each in self.arriving(start, end))
+        return self.in_flight(stage), self.kinds[start:end], arriving
+
+    def numbers(self, stage: int, start: int, end: int) -> StageNumbers:
         """Blocks ``start`` to ``end`` as one stage."""
         part = slice(start, end)
-        switch_s = self.switch_s * self.micro_batches
-        return Chain(self.busy_s[part], self.memory(stage)[part], switch_s, self.limit, self.passing[part])
+        micro_s, memory = self.micro_s[part].copy(), self.memory(stage)[part].copy()
+        for position, each in self.arriving(start, end):
+            micro_s[position] += each.time_s if each.maker < start else 0.0
+            memory[position] += self.in_flight(stage) * each.saved
+        return StageNumbers(micro_s, self.last_s[part], memory, self.passing[part])
+
+    def chain(self, stage: int, start: int, end: int) -> Chain:
+        """Blocks ``start`` to ``end`` as one stage, to be busy as briefly as possible."""
+        found = self.numbers(stage, start, end)
+        busy_s = self.micro_batches * found.micro_s + found.last_s
+        return Chain(busy_s, found.memory, self.switch_s * self.micro_batches, self.limit, found.passing)
+
+
+@dataclass(frozen=True, eq=False)
+class StageNumbers:
+    """[blocks, strategies] of one stage, with what arrives; as in :class:`Pipeline`."""
+
+    micro_s: Numbers
+    last_s: Numbers
+    memory: Numbers
+    passing: Numbers
 
 
 @dataclass(frozen=True)
@@ -77,11 +149,12 @@ class StagePlan:
     last_s: float
     memory: float
     bound_s: float
+    virtual: int = 1
 
     @property
     def whole_s(self) -> float:
-        """Of the last micro-batch."""
-        return self.micro_s + self.last_s
+        """Of the last micro-batch, or its last part."""
+        return self.micro_s / self.virtual + self.last_s
 
 
 @dataclass(frozen=True)
@@ -101,18 +174,23 @@ class PipelinePlan:
 
 
 def step_s(stages: Sequence[StagePlan], micro_batches: int) -> float:
-    """``(m - 1) * max n + sum c``, n a micro-batch's time and c the last one's (Galvatron-BMW, section 4)."""
-    return (micro_batches - 1) * max(stage.micro_s for stage in stages) + sum(stage.whole_s for stage in stages)
+    """``(m - 1) * max n + sum c``, n a micro-batch's time and c the last one's (Galvatron-BMW, section 4).
+
+    With ``v`` parts that take turns pipelines fill and drain by parts: ``(m - 1 / v) * max n + sum c``, c of the last part.
+    """
+    parts = stages[0].virtual
+    return (micro_batches - 1 / parts) * max(stage.micro_s for stage in stages) + sum(stage.whole_s for stage in stages)
 
 
 def measured(problem: Pipeline, stage: int, start: int, choices: Sequence[int], bound_s: float = 0.0) -> StagePlan:
     """The plan of a stage whose strategies are given."""
     end = start + len(choices)
-    rows, chosen = np.arange(start, end), np.asarray(choices)
-    micro_s = problem.micro_s[rows, chosen].sum() + problem.switch_s[chosen[:-1], chosen[1:]].sum()
-    memory = problem.memory(stage)[rows, chosen].sum() + problem.passing[rows, chosen].max()
-    last_s = problem.last_s[rows, chosen].sum()
-    return StagePlan(start, end, tuple(map(int, choices)), float(micro_s), float(last_s), float(memory), bound_s)
+    found = problem.numbers(stage, start, end)
+    rows, chosen = np.arange(end - start), np.asarray(choices)
+    micro_s = found.micro_s[rows, chosen].sum() + problem.switch_s[chosen[:-1], chosen[1:]].sum()
+    memory = found.memory[rows, chosen].sum() + found.passing[rows, chosen].max()
+    last_s = found.last_s[rows, chosen].sum()
+    return StagePlan(start, end, tuple(map(int, choices)), float(micro_s), float(last_s), float(memory), bound_s, problem.virtual)
 
 
 def mixed(problem: Pipeline, stage: int, start: int, end: int) -> tuple[tuple[int, ...], float] | None:
@@ -123,9 +201,10 @@ def mixed(problem: Pipeline, stage: int, start: int, end: int) -> tuple[tuple[in
 
 def alike(problem: Pipeline, stage: int, start: int, end: int) -> tuple[tuple[int, ...], float] | None:
     """One strategy for all blocks of the stage, the best of them."""
-    part = slice(start, end)
-    memory = problem.memory(stage)[part].sum(axis=0) + problem.passing[part].max(axis=0)
-    busy_s = np.where(memory <= problem.limit, problem.busy_s[part].sum(axis=0), np.inf)
+    part = problem.numbers(stage, start, end)
+    memory = part.memory.sum(axis=0) + part.passing.max(axis=0)
+    busy_s = (problem.micro_batches * part.micro_s + part.last_s).sum(axis=0)
+    busy_s = np.where(memory <= problem.limit, busy_s, np.inf)
     best = int(busy_s.argmin())
     return ((best,) * (end - start), float(busy_s[best])) if np.isfinite(busy_s[best]) else None
 
@@ -139,11 +218,11 @@ class Stages:
 
     problem: Pipeline
     choose: Chooser = mixed
-    _known: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, ...], float] | None] = field(default_factory=dict)
+    _known: dict[Hashable, tuple[tuple[int, ...], float] | None] = field(default_factory=dict)
 
     def __call__(self, stage: int, start: int, end: int) -> StagePlan | None:
         """``None`` if nothing fits."""
-        key = self.problem.in_flight(stage), self.problem.kinds[start:end]
+        key = self.problem.signature(stage, start, end)
         if key not in self._known:
             self._known[key] = self.choose(self.problem, stage, start, end)
         found = self._known[key]
@@ -151,8 +230,8 @@ class Stages:
 
     def bound_s(self, stage: int, start: int, end: int) -> float:
         """What the stage is busy at least, if that is known: infinite if nothing fits, 0 if it was not planned."""
-        key = self.problem.in_flight(stage), self.problem.kinds[start:end]
-        found = self._known.get(key, (0, 0.0))
+        key = self.problem.signature(stage, start, end)
+        found = self._known.get(key, ((), 0.0))
         return found[1] if found is not None else math.inf
 
     @property
@@ -181,9 +260,9 @@ def spans(cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
 def lower_bound_s(problem: Pipeline) -> float:
     """What no cut and no strategies can undercut; infinite if nothing can fit.
 
-    The largest micro-batch's time is at least the mean over stages, so a step takes at least the sum over blocks of ``((m - 1) / P + 1)
-    * micro + last``; and the stages together hold at least all state and one micro-batch's savings within ``P`` limits. Switches count
-    only without stages, because between stages there are none.
+    The largest micro-batch's time is at least the mean over stages, so a step of stages without parts takes at least the sum over blocks
+    of ``((m - 1) / P + 1) * micro + last``; and the stages together hold at least all state and one micro-batch's savings within ``P``
+    limits. Switches count only without stages, because between stages there are none.
     """
     return _relaxed(problem)[1]
 
@@ -193,11 +272,41 @@ def reference_choices(problem: Pipeline) -> tuple[int, ...] | None:
     return _relaxed(problem)[0]
 
 
+def quick_bound_s(problem: Pipeline, prices: int = 40) -> float:
+    """A lower bound in a hundredth of the time of :func:`lower_bound_s`, which relaxes the same and switches beside it.
+
+    For any price of memory, blocks choose alone: ``sum over blocks of min(time + price * memory) - price * limit`` bounds all choices
+    (Lagrangian duality); the best of so many prices between the flattest and the steepest trade counts.
+    """
+    time_s, memory, limit = _relaxed_numbers(problem)
+    kinds, count = np.unique(np.asarray(problem.kinds), return_counts=True)
+    of_kind = [np.flatnonzero(np.asarray(problem.kinds) == kind) for kind in kinds]
+    time_s, memory = (np.array([numbers[blocks].min(axis=0) for blocks in of_kind]) for numbers in (time_s, memory))
+    memory = np.where(np.isfinite(time_s), memory, np.inf)
+    usable = np.isfinite(time_s)
+    if not usable.any(axis=1).all() or count @ memory.min(axis=1) > limit:
+        return math.inf
+    time_s, memory = np.where(usable, time_s, 0.0), np.where(usable, memory, 0.0)
+    trades = np.where(usable, time_s, np.nan)
+    spread_s, spread = np.nanmax(trades) - np.nanmin(trades), np.ptp(memory[usable])
+    steepest = 10 * spread_s / max(float(spread), 1.0) * 1e3
+    grid = np.append(0.0, np.geomspace(steepest * 1e-9, steepest, prices)) if steepest > 0 else np.zeros(1)
+    lengths = np.where(usable[:, :, None], time_s[:, :, None] + grid * memory[:, :, None], np.inf).min(axis=1)
+    return float((count @ lengths - grid * limit).max())
+
+
+def _relaxed_numbers(problem: Pipeline) -> tuple[Numbers, Numbers, float]:
+    """Times, memory and limit of all blocks as if memory could move between stages, and nothing had to be sent."""
+    time_s = (problem.steady / problem.stages + 1 / problem.virtual) * problem.micro_s + problem.last_s
+    alive = min(problem.in_flight(stage) for stage in range(problem.stages))
+    return time_s, problem.state + alive * problem.saved, problem.stages * problem.limit
+
+
 def _relaxed(problem: Pipeline) -> tuple[tuple[int, ...] | None, float]:
     if problem.stages == 1:
         chain = problem.chain(0, 0, problem.blocks)
     else:
-        time_s = ((problem.micro_batches - 1) / problem.stages + 1) * problem.micro_s + problem.last_s
-        chain = Chain(time_s, problem.state + problem.saved, np.zeros_like(problem.switch_s), problem.stages * problem.limit)
+        time_s, memory, limit = _relaxed_numbers(problem)
+        chain = Chain(time_s, memory, np.zeros_like(problem.switch_s), limit)
     found = solve(chain, tolerance=0.01, most_labels=1000)
     return (found.choices, found.lower_bound_s) if found is not None else (None, np.inf)

@@ -20,7 +20,7 @@ from hgc.passes.sharding.search.partition import (
     time_balanced,
     walk_then_all,
 )
-from hgc.passes.sharding.search.pipeline import Pipeline, Stages, alike, lower_bound_s, mixed
+from hgc.passes.sharding.search.pipeline import Arrival, Pipeline, Stages, alike, lower_bound_s, measured, mixed, quick_bound_s
 from hgc.tools.bench.search_problems import layer, problem
 
 
@@ -29,7 +29,8 @@ def _all_cuts(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
         yield tuple(b - a for a, b in itertools.pairwise((0, *borders, blocks)))
 
 
-def _random(seed: int, stages: int = 3, blocks: int = 7) -> Pipeline:
+def _random(seed: int, stages: int = 3, blocks: int = 7, skips: bool = False) -> Pipeline:
+    """``skips``: parts that take turns, messages between neighbours, and values that blocks far behind read."""
     draw = np.random.default_rng(seed)
     shape = blocks, 3
     micro_s, saved = draw.uniform(1, 4, shape), draw.uniform(0, 3, shape)
@@ -46,7 +47,14 @@ def _random(seed: int, stages: int = 3, blocks: int = 7) -> Pipeline:
         int(draw.integers(1, 9)),
         limit,
         tuple(range(blocks)),
+        int(draw.integers(1, 4)) if skips else 1,
+        _arrivals(draw, blocks) if skips else (),
     )
+
+
+def _arrivals(draw: np.random.Generator, blocks: int) -> tuple[Arrival, ...]:
+    near = [Arrival(maker, (maker + 1,), draw.uniform(0, 1, 3), np.zeros(3), maker) for maker in range(blocks - 1)]
+    return (*near, Arrival(0, (2, 4, 5), draw.uniform(0, 1, 3), draw.uniform(0, 1, 3), blocks))
 
 
 def _heaviest(loads: np.ndarray, cuts: Sequence[int]) -> float:
@@ -65,12 +73,13 @@ def test_balanced_is_the_lightest_of_all_cuts(seed: int) -> None:
     assert _heaviest(loads, cuts) == pytest.approx(min(_heaviest(loads, each) for each in _all_cuts(blocks, stages)))
 
 
+@pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("choose", [mixed, alike])
-def test_best_cuts_equal_trying_all(choose: object) -> None:
+def test_best_cuts_equal_trying_all(choose: object, skips: bool) -> None:
     """With and without BMW's walk in front; what does not fit does not fit; the bound holds; the walk is never better."""
     nothing = walk_worse = by_cuts = 0
     for seed in range(40):
-        given = _random(seed)
+        given = _random(seed, skips=skips)
         stages = Stages(given, choose)  # type: ignore[arg-type]
         plans = [plan for cuts in _all_cuts(given.blocks, given.stages) if (plan := stages.plan(cuts)) is not None]
         found, both, walked = best_cuts(given, stages), walk_then_all(given, stages), bmw(given, stages).best
@@ -84,6 +93,8 @@ def test_best_cuts_equal_trying_all(choose: object) -> None:
         assert found.step_s == pytest.approx(wanted)
         assert both.step_s == pytest.approx(wanted)
         assert max(lower_bound_s(given), cut_bound_s(given, stages)) <= wanted * (1 + 1e-9)
+        assert quick_bound_s(given) <= lower_bound_s(given) * (1 + 1e-9)
+        assert quick_bound_s(given) >= lower_bound_s(given) * 0.6
         by_cuts += cut_bound_s(given, stages) > lower_bound_s(given) * (1 + 1e-6)
         assert all(stage.memory <= given.limit for stage in found.stages)
         if walked is None or walked.step_s > wanted * (1 + 1e-9):
@@ -93,6 +104,34 @@ def test_best_cuts_equal_trying_all(choose: object) -> None:
     assert 0 < nothing < 30
     assert by_cuts > 5
     assert walk_worse, "cuts that a walk of single blocks does not reach"
+
+
+def test_values_that_skip_blocks() -> None:
+    """Made by block 0, read by blocks 2 and 3: a message for each stage with a reader behind the maker's, held once a stage."""
+    ones, none = np.ones((5, 1)), np.zeros((5, 1))
+    skip = Arrival(0, (2, 3), np.array([10.0]), np.array([7.0]), 0)
+    near = Arrival(1, (2,), np.array([0.5]), np.zeros(1), 1)
+    given = Pipeline(ones, none, none, none, none, np.zeros((1, 1)), 2, 4, 1e9, (0,) * 5, arrivals=(skip, near))
+
+    def times(*cuts: int) -> list[tuple[float, float]]:
+        starts = (0, *itertools.accumulate(cuts))
+        stages = [measured(given, stage, starts[stage], (0,) * blocks) for stage, blocks in enumerate(cuts)]
+        return [(stage.micro_s, stage.memory) for stage in stages]
+
+    assert times(2, 3) == [(2.0, 0.0), (3.0 + 10 + 0.5, 7.0)]
+    assert times(3, 2) == [(3.0, 2 * 7.0), (2.0 + 10, 7.0)]
+    assert times(4, 1) == [(4.0, 2 * 7.0), (1.0, 0.0)]
+
+
+def test_parts_that_take_turns() -> None:
+    """Equal stages: a pipeline of P stages in v parts takes m * n + (P - 1) * n / v, and the first holds 2 P - 1 + (v - 1) P parts."""
+    ones, none = np.ones((8, 1)), np.zeros((8, 1))
+    for virtual in (1, 2):
+        given = Pipeline(ones, none, none, ones, none, np.zeros((1, 1)), 4, 8, 1e9, (0,) * 8, virtual)
+        plan = Stages(given).plan((2, 2, 2, 2))
+        assert plan is not None
+        assert plan.step_s == pytest.approx(8 * 2 + 3 * 2 / virtual)
+        assert plan.stages[0].memory == 2 * (4 if virtual == 1 else (2 * 3 + 4 + 1) / 2)
 
 
 def test_memory_skew_of_1f1b() -> None:

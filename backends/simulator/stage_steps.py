@@ -137,7 +137,8 @@ class StageWork:
         yield self._sum(unit, f"scatter {unit}" if self.runs_ahead else "")
 
     def _sum(self, unit: int, key: str) -> Step:
-        return self._collective("reduce_scatter", self.axes, self.units[unit].summed_bytes, f"scatter {self._name(unit)}", key)
+        kind: CollectiveKind = "all_reduce" if self.execution.sums_whole and self.zero < 3 else "reduce_scatter"
+        return self._collective(kind, self.axes, self.units[unit].summed_bytes, f"scatter {self._name(unit)}", key)
 
     def _buckets(self, position: int) -> Iterator[Step]:
         """Buckets whose last gradient a block has made, if those before have started."""

@@ -16,6 +16,7 @@ class Execution:
         autocast: computing in 16 bits means torch's autocast, which keeps norms, softmax and losses in float32; ``False``: the whole model
             is in that dtype, as in Megatron-LM, or under FSDP's mixed precision.
         launch_free: launches cost nothing, because CUDA graphs replay them or work hides them.
+        dispatch_s: what the host needs before each kernel and no work hides, because each kernel is waited for (CUDA_LAUNCH_BLOCKING).
         copy_free_collectives: tensors lie in memory so that collectives need no copies before or after, as in Megatron-LM's sequence-first
             layout; hgc's own gather and scatter along the sequence copy.
         regathers: what is gathered in front of a product is not kept for backward but gathered again, as in Megatron-LM's sequence
@@ -36,6 +37,8 @@ class Execution:
             runs, and waits for its sums of gradients at the end only, as Megatron-Core's distributed optimizer; without, a stage waits for
             its own in its first forward and last backward, as FSDP2 does. Gradients are then summed in the buffers that they were made
             in. Without ``overlap_gradients`` both follow the last backward.
+        sums_whole: with ZeRO 1 and 2 gradients are summed by an all-reduce, and each rank uses its part of the result, as in DeepSpeed's
+            bfloat16 optimizer.
         overlap_products: in backward a collective runs beside the weights' products behind it, as Megatron-LM's asynchronous tensor
             parallelism does.
         overlap_tensor: gathers and scatters over ``tp`` run in as many pieces as there are ranks beside the products that they feed or
@@ -55,6 +58,7 @@ class Execution:
     fused: bool = False
     autocast: bool = True
     launch_free: bool = False
+    dispatch_s: float = 0.0
     copy_free_collectives: bool = False
     regathers: bool = False
     recompute_written_attention: bool = False
@@ -65,6 +69,7 @@ class Execution:
     keeps_outputs: bool = False
     master_gradients: bool = False
     state_ahead: bool = False
+    sums_whole: bool = False
     overlap_products: bool = False
     overlap_tensor: bool = False
     overlap_slowdown: float = 1.0

@@ -125,13 +125,15 @@ class StageTimes:
         if missing:
             raise HgcError(f"the size {missing[0]!r} is missing; give a number for each of {', '.join(s.name for s in self.symbols)}")
         numbers = np.asarray(self._evaluate(*(float(sizes[symbol.name]) for symbol in self.symbols)), dtype=np.float64)
-        seconds = self._builder.seconds(numbers, _launch_free(device) if self.execution.launch_free else device)
+        seconds = self._builder.seconds(numbers, _launching(device, self.execution))
         return {name: _block_time(name, steps, seconds, numbers, places) for name, steps in self._steps.items()}
 
 
 @lru_cache(maxsize=64)
-def _launch_free(device: Device) -> Device:
-    return replace(device, kernels=replace(device.kernels, launch_s=0.0))
+def _launching(device: Device, execution: Execution) -> Device:
+    """The device with what a kernel costs at least under that execution."""
+    launch_s = 0.0 if execution.launch_free else device.kernels.launch_s + execution.dispatch_s
+    return device if launch_s == device.kernels.launch_s else replace(device, kernels=replace(device.kernels, launch_s=launch_s))
 
 
 class _Builder:

@@ -8,18 +8,9 @@ from hgc.backends.simulator import Options, Simulation, simulate
 from hgc.cluster import Cluster
 from hgc.errors import HgcError
 from hgc.strategy import RECOMPUTE
+from hgc.tools.bench.fidelity_execution import Generation, conditions_of, generation_of, printed_bytes
 from hgc.tools.bench.fidelity_models import Architecture, NotRebuilt, architecture
-from hgc.tools.bench.fidelity_plans import (
-    Generation,
-    Layout,
-    cluster_of,
-    generation_of,
-    layout_of,
-    plan_of,
-    printed_bytes,
-    recompute_of,
-    stage_layers,
-)
+from hgc.tools.bench.fidelity_plans import Layout, cluster_of, layout_of, plan_of, recompute_of, stage_layers
 from hgc.tools.bench.fidelity_programs import Programs
 from hgc.tools.bench.fidelity_rows import Row, Shape
 from hgc.tools.bench.fidelity_statistics import Outcome
@@ -45,7 +36,8 @@ def case_of(row: Row, shapes: dict[str, Shape], siblings: list[Row]) -> Case:
     found, said = architecture(row, shapes, siblings, generation.dropout, generation.flash)
     layout = layout_of(row, found.layers)
     cluster, network = cluster_of(row)
-    return Case(row, found, generation, layout, cluster, (f"runs as {generation.name}", *said, *layout.notes, *network))
+    known = tuple(condition.reason for condition in conditions_of(row))
+    return Case(row, found, generation, layout, cluster, (f"runs as {generation.name}", *known, *said, *layout.notes, *network))
 
 
 def _printed_bytes(case: Case, found: Simulation) -> float:

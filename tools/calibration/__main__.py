@@ -18,6 +18,7 @@ from hgc.cluster import DevicePreset, Kernels, NetworkPreset
 from hgc.errors import HgcError
 from hgc.tools.calibration import kernels, layers, networks
 from hgc.tools.calibration.points import Array, read, sweeps
+from hgc.tools.calibration.stated import STATED
 from hgc.tools.console import heading, say, table
 
 GPU_PRESETS = tuple(name for name in cluster.presets() if name != "cpu")
@@ -43,7 +44,7 @@ def run(data: Path, write: bool) -> int:
         for name, found in devices.items()
     }
     constants, products = kernels.calibrate(data, bare)
-    measured = sweeps(read(data, "nccl_bandwidth.csv"))
+    measured = [*sweeps(read(data, "nccl_bandwidth.csv")), *STATED]
     nodes = {name: found.node for name, found in devices.items()}
     links = networks.calibrate(measured, nodes, {name: (found.link, found.uplinks) for name, found in joined.items()})
     heading("Products")
@@ -80,9 +81,11 @@ def _sources(old: tuple[str, ...], *cited: str) -> tuple[str, ...]:
 
 
 def _cited(fit: networks.Fitted) -> str:
-    """``link fitted to nccl_bandwidth.csv: ...; otherwise as a100-80``."""
+    """``link fitted to nccl_bandwidth.csv: ...; otherwise as a100-80``; or ``link fitted to`` what sources state."""
+    stated = {sweep.source for sweep in STATED}
     rows = sorted({sweep.source for sweep, _ in fit.residuals})
-    parts = [f"link fitted to nccl_bandwidth.csv: {', '.join(rows)}"] if rows else []
+    file = "" if set(rows) <= stated else "nccl_bandwidth.csv: "
+    parts = [f"link fitted to {file}{', '.join(rows)}"] if rows else []
     return "; ".join(parts + ([f"{'otherwise' if rows else 'link'} as {fit.target.like}"] if fit.target.like else []))
 
 

@@ -71,6 +71,8 @@ SOURCES = {
     "li-plus": "li-plus",
     "issue 1374": "issue-1374",
     "issue 1281": "issue-1281",
+    "experiments/bandwidth": "bigscience",
+    "issue 2928": "bigscience",
 }
 """Part of a row's source -> its short name."""
 
@@ -161,7 +163,21 @@ TARGETS = (
         sweeps=("H100-80GB 4x8 all_reduce Ring gtc", "H100-80GB 4x8 all_to_all gtc"),
     ),
     *(Target("h100", f"infiniband-{cards}", like="infiniband-8x400") for cards in ("8x800", "72x400", "72x800", "4x100")),
-    *(Target("a100-80", name, like="infiniband-8x200") for name in ("omnipath-4x100", "roce-4x100", "roce-8x200")),
+    *(Target("a100-80", name, like="infiniband-8x200") for name in ("roce-4x100", "roce-8x200")),
+    Target(
+        "a100-80",
+        "omnipath-4x100",
+        like="infiniband-8x200",
+        free=("efficiency",),
+        sweeps=("A100 4x8 all_reduce Ring bigscience",),
+    ),
+    Target(
+        "v100-32",
+        "omnipath-4x100-v100",
+        like="infiniband-8x200",
+        free=("efficiency",),
+        sweeps=("V100-32GB 4x4 all_reduce Ring bigscience", "V100-32GB 16x4 all_reduce Ring bigscience"),
+    ),
     Target(
         "b200",
         "roce-8x400",
@@ -221,9 +237,8 @@ def predict(sweep: Sweep, node: Node, link: Link | None, uplinks: int) -> Array:
     """Seconds for each message size of a sweep, on nodes of ``node``; without ``link`` all is one node (an NVLink rack too)."""
     per_node = sweep.ranks // sweep.nodes
     count = sweep.nodes if link else 1
-    cluster = Cluster((replace(node, count=max(node.count, per_node), uplinks=uplinks),) * count, link)
-    ranks = range(sweep.ranks) if count == 1 else [number * node.count + rank for number in range(count) for rank in range(per_node)]
-    where = collectives.place(cluster, ranks)
+    cluster = Cluster((replace(node, count=per_node if link else max(node.count, sweep.ranks), uplinks=uplinks),) * count, link)
+    where = collectives.place(cluster, range(sweep.ranks))
     kind = cast(Kind, sweep.collective)
     algorithm = ALGORITHMS.get(sweep.algorithm.split(" ")[0]) if kind == "all_reduce" else None
     if kind == "send":
@@ -264,7 +279,10 @@ def fit(target: Target, link: Link, told: Sequence[Sweep], node: Node, uplinks: 
             errors, start, bounds=(-np.inf, most), loss="soft_l1", f_scale=0.1, x_scale=0.3, diff_step=1e-3, max_nfev=200
         ).x
     rounded = {name: float(f"{getattr(_with(link, target.free, start), name):.3g}") for name in target.free}
-    return Fitted(target, replace(link, **rounded), tuple(zip(told, times(start), strict=True)))
+    made = replace(link, **rounded)
+    if made.exchange_efficiency is not None:  # one that is taken from a faster network
+        made = replace(made, exchange_efficiency=min(made.exchange_efficiency, made.efficiency))
+    return Fitted(target, made, tuple(zip(told, times(start), strict=True)))
 
 
 def _with(link: Link, names: Sequence[str], logs: Array) -> Link:

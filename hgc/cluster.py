@@ -32,6 +32,7 @@ class Kernels:
         memory_efficiency: share of peak memory bandwidth.
         launch_s: least time of a kernel.
         score_s: time that one unit takes for the softmax of one attention score, beside the products.
+        unit_s: what FSDP2's hooks take for each gather and scatter of a unit on a device that does not run ahead of them, a CPU.
     """
 
     units: int = 1
@@ -45,6 +46,7 @@ class Kernels:
     memory_efficiency: float = 0.8
     launch_s: float = 5e-6
     score_s: float = 0.0
+    unit_s: float = 0.0
 
     def __post_init__(self) -> None:
         records.check_whole("units", self.units, 1, ClusterError)
@@ -53,7 +55,7 @@ class Kernels:
             records.check_positive(name, value, ClusterError)
             if value > 1:
                 raise ClusterError(f"{name} is {value}; expected a share of the peak, above 0 and at most 1")
-        for name in ("tile_s", "wave_sharpness", "launch_s", "score_s"):
+        for name in ("tile_s", "wave_sharpness", "launch_s", "score_s", "unit_s"):
             records.check_positive(name, getattr(self, name), ClusterError, zero=True)
         if self.wave_sharpness > 1:
             raise ClusterError(f"wave_sharpness is {self.wave_sharpness}; expected a number from 0 to 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from hgc.backends.simulator.census import Census
 from hgc.backends.simulator.engine import play
@@ -13,7 +13,7 @@ from hgc.backends.simulator.memory import fullest_device, stage_memory
 from hgc.backends.simulator.result import Simulation
 from hgc.backends.simulator.stage_steps import StageWork
 from hgc.backends.simulator.stages import Sizes, StageProgram, handed, messages
-from hgc.backends.simulator.state_steps import accumulation_s, optimizer_step
+from hgc.backends.simulator.state_steps import accumulation_s, moving_s, optimizer_step
 from hgc.backends.simulator.units import Traffic
 from hgc.backends.simulator.work import Meeting, Message, Step, Steps, Work
 from hgc.cluster import Cluster
@@ -178,6 +178,8 @@ class _Simulator:
                     name=f"stage {index}",
                     tensor_ranks=stage.program.mesh.get("tp", 1),
                     accumulation_s=accumulation_s(traffic, device, self.options.execution.fused_accumulation),
+                    moving=partial(moving_s, device),
+                    unit_s=device.kernels.unit_s,
                 )
             )
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hgc.backends.simulator.units import ROOT, Bucket, Unit
 from hgc.backends.simulator.work import COMPUTE, Step, Steps
@@ -15,6 +15,8 @@ from hgc.schedule import Kind
 Collective = Callable[[CollectiveKind, tuple[str, ...], float], float]
 """``(kind, axes, bytes) -> seconds`` of a collective among the ranks of a stage."""
 
+SCALAR_BYTES = 8
+
 
 @dataclass(frozen=True)
 class StageWork:
@@ -24,6 +26,8 @@ class StageWork:
     ``runs_ahead``: the device takes work in advance, so that a unit is gathered while the one before runs (CUDA; on a CPU FSDP2 waits).
     ``name``: tells it from other stages of the same ranks. ``tensor_ranks``: of a group over ``tp``.
     ``accumulation_s``: what a micro-batch after the first takes to add its gradients to the sums.
+    ``moving``: ``(bytes, tensors) -> seconds`` in which FSDP2 packs or unpacks so much, ``unit_s``: what its hooks
+    take for each gather and scatter; both count where nothing runs ahead.
     """
 
     blocks: tuple[tuple[str, BlockTime], ...]
@@ -38,6 +42,8 @@ class StageWork:
     name: str = ""
     tensor_ranks: int = 1
     accumulation_s: float = 0.0
+    moving: Callable[[float, int], float] = lambda bytes_, tensors: 0.0
+    unit_s: float = 0.0
 
     @property
     def _pieces(self) -> int:
@@ -69,7 +75,7 @@ class StageWork:
     def _forward(self, gathers: bool, ahead: bool) -> Iterator[Step]:
         order = [unit for unit in self.unit_of if unit != ROOT] if gathers else []
         if gathers:
-            yield self._gather(ROOT, "")
+            yield from self._gathered(ROOT)
         if ahead:
             yield Step(wait=self._key("gather", ROOT))
         yield from self._prefetch(order, 0)
@@ -79,7 +85,8 @@ class StageWork:
                 yield Step(wait=self._key("gather", unit))
             if unit in order:
                 yield from self._whole(order, order.index(unit))
-            yield from _block(path, time.forward, self._pieces, self.execution.overlap_slowdown)
+            steps = _block(path, time.forward, self._pieces, self.execution.overlap_slowdown)
+            yield from _loss_unread(list(steps)) if position == len(self.blocks) - 1 else steps
 
     def _prefetch(self, order: Sequence[int], index: int) -> Iterator[Step]:
         """Start to gather a unit while the one before it runs."""
@@ -89,8 +96,23 @@ class StageWork:
     def _whole(self, order: Sequence[int], index: int) -> Iterator[Step]:
         """Wait until a unit is gathered, and start the next."""
         unit = order[index]
-        yield Step(wait=f"gather {unit}") if self.runs_ahead else self._gather(unit, "")
+        if self.runs_ahead:
+            yield Step(wait=f"gather {unit}")
+        else:
+            yield from self._gathered(unit)
         yield from self._prefetch(order, index + 1)
+
+    def _gathered(self, unit: int) -> Iterator[Step]:
+        """A gather that the device waits for, between the copies into and out of its buffers."""
+        moved = self.units[unit]
+        if not self.runs_ahead:
+            yield self._packing(unit, 2 * moved.gathered_bytes / moved.ranks, self.unit_s)
+        yield self._gather(unit, "")
+        if not self.runs_ahead:
+            yield self._packing(unit, 2 * moved.gathered_bytes)
+
+    def _packing(self, unit: int, bytes_: float, more_s: float = 0.0) -> Step:
+        return Step(self.moving(bytes_, self.units[unit].tensors) + more_s, COMPUTE, f"pack {self._name(unit)}")
 
     def _gather(self, unit: int, key: str) -> Step:
         return self._collective("all_gather", self.axes, self.units[unit].gathered_bytes, f"gather {self._name(unit)}", key)
@@ -134,6 +156,8 @@ class StageWork:
         """Sum and share out the gradients of a unit; the one before has to be through, whose memory is used again."""
         if waiting:
             yield Step(wait=waiting)
+        if not self.runs_ahead:
+            yield self._packing(unit, 2 * self.units[unit].summed_bytes, self.unit_s)
         yield self._sum(unit, f"scatter {unit}" if self.runs_ahead else "")
 
     def _sum(self, unit: int, key: str) -> Step:
@@ -160,6 +184,13 @@ class StageWork:
             return waits + tuple(Step(wait=self._key("scatter", unit)) for unit in units)
         sums = tuple(self._bucket(index, "") for index in range(len(self.buckets)))
         return sums + tuple(self._sum(unit, "") for unit in units) + tuple(self._gather(unit, "") for unit in units)
+
+
+def _loss_unread(steps: Sequence[Step]) -> Sequence[Step]:
+    """The sum of the loss at the end of the last forward: backward does not read it, so nobody waits (``hgc.ir.ops.collectives``)."""
+    *others, last = steps
+    is_loss = last.collective == "all_reduce" and 0 < last.payload_bytes <= SCALAR_BYTES
+    return [*others, replace(last, key="loss")] if is_loss else steps
 
 
 def _of_kind(segments: Iterable[Segment], kind: Kind) -> list[Segment]:

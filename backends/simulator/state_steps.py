@@ -24,7 +24,9 @@ def optimizer_step(traffic: Traffic, device: Device, optimizer: str, fused: bool
     if optimizer == NONE:
         return Step(0.0, OPTIMIZER, optimizer)
     shares = traffic.shares
-    moved = optimizer_bytes(traffic.program, traffic.strategy, traffic.precision, optimizer, traffic.execution, fused=fused, clipping=clip)
+    # on a CPU torch goes parameter by parameter, and what one operator has touched is in a cache when the next one needs it
+    once = fused or device.type == "cpu"
+    moved = optimizer_bytes(traffic.program, traffic.strategy, traffic.precision, optimizer, traffic.execution, fused=once, clipping=clip)
     operators = 1 if fused else 1 + 3 * OPTIMIZER_COPIES[optimizer]
     groups = math.ceil(len(shares.trained) / TENSORS_PER_KERNEL) if device.type == "cuda" else len(shares.trained)
     return Step(optimizer_s(float(moved), device, (operators + CLIP_KERNELS * clip) * groups), OPTIMIZER, optimizer)
@@ -42,3 +44,8 @@ def accumulation_s(traffic: Traffic, device: Device, fused: bool) -> float:
         moved += elements * (max(added - new, 0) if fused else added + new)
     groups = 0 if fused else math.ceil(len(shares.trained) / TENSORS_PER_KERNEL)
     return float(memory_time_s(device, moved, float(groups))) if moved else 0.0
+
+
+def moving_s(device: Device, bytes_: float, tensors: int) -> float:
+    """Seconds in which FSDP2 packs or unpacks tensors around a collective, where no stream of its own does: bytes read and written."""
+    return float(memory_time_s(device, bytes_, float(tensors)))

@@ -18,10 +18,15 @@ ROOT = 0
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that are gathered together: bytes of the whole (on a tensor-parallel rank), and of their gradients."""
+    """Parameters that are gathered together: bytes of the whole (on a tensor-parallel rank), and of their gradients.
+
+    ``tensors``: how many they are; ``ranks``: among which they are shared out.
+    """
 
     gathered_bytes: float
     summed_bytes: float
+    tensors: int = 1
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ class Traffic:
     def units(self) -> Mapping[int, Unit]:
         shares = self.shares
         return {
-            number: Unit(float(shares.gathered_bytes(unit)), float(shares.summed_bytes(unit))) for number, unit in enumerate(shares.units)
+            number: Unit(float(shares.gathered_bytes(unit)), float(shares.summed_bytes(unit)), len(unit.entries), shares.ranks)
+            for number, unit in enumerate(shares.units)
         }
 
     @cached_property

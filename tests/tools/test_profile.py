@@ -54,6 +54,7 @@ def measured() -> fit.Measured:
         nodes=2,
         per_node=2,
         launch_s=5e-6,
+        unit_s=1e-3,
         moved=Moved(moved, np.asarray(compute.memory_time_s(DEVICE, moved))),
         products={dtype: _products(dtype) for dtype in ("float32", "bfloat16")},
         inside=_sweeps(2, 1, None),

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-REPEATS = 5
+REPEATS = 3
 """The median of so many runs counts."""
-LONG_ENOUGH_S = 0.02
-"""Calls are repeated until one run takes this long."""
-MOST_CALLS = 1000
+LONG_ENOUGH_S = 0.04
+"""A run has as many calls as take this long: several times what a scheduler lets one of several processes on a core run alone."""
+LEAD = 0.3
+"""Share of a run's calls that each rank makes before and after the timed ones, so that the others are at work while it is timed."""
+MOST_CALLS = 2**16
 
 
 def seconds(call: Callable[[], object], device: torch.device, together: bool) -> float:
-    """Time of one call, all ranks starting at once: the slowest rank's if they work ``together``, else their mean; the median over runs."""
-    call()
-    calls = _calls(call, device)
-    runs = sorted(_run(call, device, calls) for _ in range(REPEATS))
-    return agreed(runs[REPEATS // 2], together)
+    """Time of one call while all ranks do the same: the slowest rank's if they work ``together``, else their mean; the median over runs."""
+    calls = 1
+    taken = agreed(_run(call, device, calls), together)
+    while taken * calls < LONG_ENOUGH_S and calls < MOST_CALLS:
+        wanted = math.ceil(LONG_ENOUGH_S / max(taken, 1e-9))
+        calls = min(MOST_CALLS, max(2 * calls, min(wanted, 8 * calls)))
+        taken = agreed(_run(call, device, calls), together)
+    runs = sorted(agreed(_run(call, device, calls), together) for _ in range(REPEATS))
+    return runs[REPEATS // 2]
 
 
 def agreed(value: float, largest: bool) -> float:
@@ -32,19 +39,23 @@ def agreed(value: float, largest: bool) -> float:
     return float(found) / (1 if largest else dist.get_world_size())
 
 
-def _calls(call: Callable[[], object], device: torch.device) -> int:
-    once = agreed(_run(call, device, 1), largest=True)
-    return max(1, min(MOST_CALLS, round(LONG_ENOUGH_S / max(once, 1e-9))))
-
-
 def _run(call: Callable[[], object], device: torch.device, calls: int) -> float:
     dist.barrier()
+    around = math.ceil(LEAD * calls)
+    _repeat(call, around)
     _settle(device)
     start = time.perf_counter()
+    _repeat(call, calls)
+    _settle(device)
+    taken_s = (time.perf_counter() - start) / calls
+    _repeat(call, around)
+    _settle(device)
+    return taken_s
+
+
+def _repeat(call: Callable[[], object], calls: int) -> None:
     for _ in range(calls):
         call()
-    _settle(device)
-    return (time.perf_counter() - start) / calls
 
 
 def _settle(device: torch.device) -> None:

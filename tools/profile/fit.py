@@ -31,6 +31,7 @@ class Measured:
     nodes: int
     per_node: int
     launch_s: float
+    unit_s: float
     moved: Moved
     products: dict[str, Products]
     inside: tuple[Sweep, ...]
@@ -73,7 +74,7 @@ def _device(measured: Measured) -> tuple[Device, list[Residual]]:
         memory_bytes_per_s=bandwidth,
         float32_flops_per_s=peaks["float32"],
         bfloat16_flops_per_s=peaks["bfloat16"],
-        kernels=Kernels(units=measured.units, memory_efficiency=1.0, launch_s=floor_s),
+        kernels=Kernels(units=measured.units, memory_efficiency=1.0, launch_s=floor_s, unit_s=measured.unit_s),
     )
     fitted_to = "bfloat16" if measured.type == "cuda" else "float32"
     points = measured.products[fitted_to]

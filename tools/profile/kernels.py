@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from hgc.tools.calibration.points import Array, Products
 from hgc.tools.profile.clock import seconds
+from hgc.tools.profile.cold import in_turn, sets
 
 CPU_SHAPES = tuple((m, n, k) for m in (64, 256, 1024) for n, k in ((64, 64), (128, 512), (512, 128), (512, 512), (1024, 256)))
 GPU_SHAPES = tuple((m, n, k) for m in (512, 2048, 8192) for n, k in ((512, 512), (1024, 4096), (4096, 1024), (4096, 4096), (8192, 2048)))
@@ -39,22 +41,29 @@ def products(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[in
 
 
 def _product_s(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) -> float:
-    left, right = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
-    return seconds(lambda: left @ right, device, together=False)
+    bytes_ = (m * k + n * k + m * n) * dtype.itemsize
+    pairs = [(torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)) for _ in sets(device, bytes_)]
+    return seconds(in_turn([partial(_linear, *pair) for pair in pairs]), device, together=False)
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.t()
 
 
 def moved(device: torch.device, dtype: torch.dtype, elements: Sequence[int]) -> Moved:
     """Times of the kernels that transformers spend their memory traffic on; bytes as hgc counts them, each operand and result once."""
     found = []
     for count in elements:
-        x = torch.randn(count // ROW, ROW, device=device, dtype=dtype)
-        for kernel, tensors in _kernels(x):
-            found.append((tensors * x.numel() * x.element_size(), seconds(kernel, device, together=False)))
+        bytes_ = count * dtype.itemsize
+        turns = [_kernels(torch.randn(count // ROW, ROW, device=device, dtype=dtype)) for _ in sets(device, 3 * bytes_)]
+        for same in zip(*turns, strict=True):
+            taken_s = seconds(in_turn([kernel for kernel, _ in same]), device, together=False)
+            found.append((same[0][1] * bytes_, taken_s))
     sizes, taken = zip(*found, strict=True)
     return Moved(np.array(sizes, dtype=np.float64), np.array(taken))
 
 
-def _kernels(x: Tensor) -> list[tuple[Callable[[], object], int]]:
+def _kernels(x: Tensor) -> list[tuple[Callable[[], Tensor], int]]:
     """Kernels with how many tensors as large as ``x`` they read and write."""
     other, weight = torch.randn_like(x), torch.randn(ROW, device=x.device, dtype=x.dtype)
     return [

@@ -9,10 +9,12 @@ import torch
 import torch.distributed as dist
 
 from hgc.errors import ClusterError
-from hgc.tools.profile import kernels, links
+from hgc.tools.profile import kernels, links, sharded
 from hgc.tools.profile.fit import Measured
 
-NAMES = {"cpu": "float32", "cuda": "bfloat16"}
+DTYPES = ("float32", "bfloat16")
+TOLD = {"cpu": "float32", "cuda": "bfloat16"}
+"""In which the constants of kernels are found, by device; of the other dtype only the peak, from the products with most rows."""
 
 
 def measure() -> Measured:
@@ -24,7 +26,9 @@ def measure() -> Measured:
     nodes = world // per_node
     on_gpu = device.type == "cuda"
     shapes = kernels.GPU_SHAPES if on_gpu else kernels.CPU_SHAPES
-    dtype = torch.bfloat16 if on_gpu else torch.float32
+    told = TOLD[device.type]
+    peaks = [shape for shape in shapes if shape[0] == shapes[-1][0]]
+    dtype = getattr(torch, told)
     return Measured(
         name=torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()} process",
         type=device.type,
@@ -33,8 +37,9 @@ def measure() -> Measured:
         nodes=nodes,
         per_node=per_node,
         launch_s=kernels.launch_s(device),
+        unit_s=0.0 if on_gpu else sharded.unit_s(per_node),
         moved=kernels.moved(device, dtype, kernels.GPU_ELEMENTS if on_gpu else kernels.CPU_ELEMENTS),
-        products={name: kernels.products(device, getattr(torch, name), shapes) for name in ("float32", "bfloat16")},
+        products={name: kernels.products(device, getattr(torch, name), shapes if name == told else peaks) for name in DTYPES},
         inside=tuple(links.sweeps(device, _group(nodes, per_node, inside=True), 1)) if per_node > 1 else (),
         between=tuple(links.sweeps(device, _group(nodes, per_node, inside=False), nodes)) if nodes > 1 else (),
     )

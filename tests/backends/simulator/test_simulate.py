@@ -93,7 +93,11 @@ def test_parameters_are_gathered_one_unit_ahead_on_a_gpu_and_in_line_on_a_cpu() 
     assert gathers[1].begin_s <= forward["model.layers.0"].begin_s + 1e-9  # while the one before runs
     assert len(gathers) == 6  # forward and backward
     slow = run(plan, cluster=Cluster.local(4))
-    assert slow.parts.on("dp").exposed_s == pytest.approx(slow.parts.on("dp").total_s)
+    loss = [event for event in slow.timeline.events[0] if event.name.startswith("all_reduce")][-1]  # backward does not read it
+    assert slow.parts.on("dp").exposed_s == pytest.approx(slow.parts.on("dp").total_s - (loss.end_s - loss.begin_s))
+    packs = [event for event in slow.timeline.events[0] if event.name == "pack model.layers.0"]
+    assert len(packs) == 5  # into and out of a gather's buffers, twice; into a scatter's
+    assert not [event for event in on_gpu.timeline.events[0] if event.name.startswith("pack")]
 
 
 def test_tensor_parallel_traffic_is_exposed_unless_told() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from hgc.automatic import automatic
+from hgc.automatic import search_planner as automatic_search
 from hgc.backends import graphviz, parity, simulator, torchrun
 from hgc.cluster import Cluster
-from hgc.cost.symbolic import ProgramCosts
-from hgc.errors import HgcError, PlanError
+from hgc.errors import PlanError
 from hgc.ir.hashing import program_hash, structure_hash
 from hgc.ir.program import Program
 from hgc.ir.verifier import verify as verify_program
@@ -24,13 +25,13 @@ from hgc.passes.sharding.limits import check_limits
 from hgc.passes.sharding.pad_vocabulary import PadVocabulary
 from hgc.passes.sharding.plan_text import PlanText
 from hgc.passes.sharding.recompute import Recompute
+from hgc.passes.sharding.search.pins import Pinned
 from hgc.passes.sharding.search.planner import SearchPlanner
 from hgc.passes.sharding.sequence_axis import ContextParallel, Ulysses
 from hgc.passes.sharding.stages import cut, stage_edges, stage_plan, unsplit_reason
 from hgc.passes.sharding.tensor_parallel import TensorParallel
 from hgc.passes.sharding.twins import as_twin
-from hgc.passes.sharding.uniform import UniformPlanner
-from hgc.plan import Plan, Prediction
+from hgc.plan import Plan
 from hgc.runtime import PipelineTrainer, Trainer, make_trainer
 from hgc.schedule import make as make_schedule
 from hgc.simulation import measured, stage_programs
@@ -51,6 +52,9 @@ def compile(
     *,
     cluster: Cluster | None = None,
     plan: PlanLike | Literal["auto"] = "auto",
+    fix: Pinned = (),
+    forbid: Pinned = (),
+    time_limit_s: float | None = None,
     loss: Callable[..., torch.Tensor] | None = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     pipeline: Pipeline | None = None,
@@ -64,6 +68,9 @@ def compile(
         cluster: what it will run on; default: the one device of this process, or as many as the plan asks for.
         plan: ``"auto"``, a :class:`Plan`, a :class:`Strategy`, text (``"dp2 tp2"``, ``"pp4 dp2 1f1b micro8"``), a path of a plan file, or
             a function.
+        fix, forbid: parts that the plan of ``"auto"`` must have, or must not: ``fix={"tp": 2}``, ``forbid={"zero": [2, 3]}``. Parts are
+            ``pp``, ``dp``, ``cp``, ``sp``, ``tp``, ``zero``, ``recompute``, ``sequence_parallel``, ``micro_batches``, ``schedule``.
+        time_limit_s: after it ``"auto"`` begins nothing new and takes the best plan that it has; its notes say what was left out.
         loss: ``loss(output, batch) -> scalar`` where the model does not return its loss.
         dynamic: names of dims that vary, ``{"input_ids": {0: "b", 1: "s"}}``; default: batch and sequence.
         pipeline: the transforms; default :func:`default_pipeline`.
@@ -74,7 +81,8 @@ def compile(
         VerifyError: a transform produced a program that is not the model.
     """
     traced = trace(model, example_inputs, loss=loss, dynamic=dynamic, name=name)
-    cluster, chosen = _choose(plan, traced, cluster)
+    options: dict[str, Any] = {"fix": fix, "forbid": forbid, "time_limit_s": time_limit_s}
+    cluster, chosen = _choose(plan, traced, cluster, {name: value for name, value in options.items() if value not in ((), None)})
     if not chosen.stages:
         return Executable(distribute(traced, chosen, pipeline), chosen, cluster, model, dict(example_inputs), loss)
     stages = distribute_stages(traced, chosen, pipeline)
@@ -131,11 +139,13 @@ def simulate(
     return simulator.simulate(stage_programs(traced, plan, distribute, sizes, options.execution), plan, cluster, sizes, options)
 
 
-def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster | None) -> tuple[Cluster, Plan]:
+def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster | None, options: Mapping[str, Any]) -> tuple[Cluster, Plan]:
     identity = program_hash(traced)
     if isinstance(plan, str) and plan == "auto":
         cluster = cluster or Cluster.local(1)
-        return cluster, replace(_automatic(traced, cluster), program_hash=identity)
+        return cluster, replace(automatic(traced, cluster, search_planner(**options)), program_hash=identity)
+    if options:
+        raise PlanError(f'{next(iter(options))} is for plan="auto", but plan is {plan!r}; leave one of the two out')
     chosen = _read(plan, traced, cluster)
     cluster = cluster or Cluster.local(chosen.devices)
     chosen.validate(cluster.devices, identity)
@@ -143,53 +153,8 @@ def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster 
 
 
 def search_planner(**options: Any) -> SearchPlanner:
-    """The search behind ``plan="auto"`` with ``options`` of :class:`SearchPlanner`: ``plan=search_planner(fix=(("tp", 2),)).run``."""
-    return SearchPlanner(_measured, _Judge(), **options)
-
-
-def _automatic(traced: Program, cluster: Cluster) -> Plan:
-    """The search's plan, or the uniform planner's where the simulator finds it as fast. One device that fits leaves nothing to search."""
-    try:
-        uniform: Plan | None = UniformPlanner().run(traced, cluster)
-    except PlanError:
-        uniform = None
-    if uniform is not None and cluster.devices == 1:
-        return uniform
-    planner = search_planner()
-    try:
-        searched = planner.run(traced, cluster)
-    except HgcError as error:
-        if uniform is None or not _fits(usual := planner.judge(traced, uniform, cluster), cluster):
-            raise
-        return replace(uniform, predicted=usual, notes=(*uniform.notes, f"the search found no plan: {error}"))
-    if uniform is None:
-        return replace(searched, notes=(*searched.notes, "the uniform planner finds no plan"))
-    usual = planner.judge(traced, uniform, cluster)
-    ratio = (usual.step_s or 0.0) / (searched.predicted.step_s or 1.0)
-    if _fits(usual, cluster) and ratio <= 1:
-        return replace(uniform, predicted=usual, notes=(*uniform.notes, f"the search's best takes {1 / ratio:.3g} times as long"))
-    compared = f"takes {ratio:.3g} times as long" if _fits(usual, cluster) else "does not fit by simulation"
-    return replace(searched, notes=(*searched.notes, f"the uniform planner's {uniform.strategy} {compared}"))
-
-
-def _fits(predicted: Prediction, cluster: Cluster) -> bool:
-    return (predicted.memory_bytes or 0) <= min(node.device.memory_bytes for node in cluster.nodes)
-
-
-def _measured(program: Program, plan: Plan) -> tuple[Program, ProgramCosts]:
-    (found,) = stage_programs(program, plan, distribute)
-    return found.program, found.costs
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """Simulates plans of one program; stages that were lowered and measured once serve all plans that have them."""
-
-    known: dict[tuple[str, str], simulator.StageProgram] = field(default_factory=dict)
-
-    def __call__(self, traced: Program, plan: Plan, cluster: Cluster) -> Prediction:
-        found = simulator.simulate(stage_programs(traced, plan, distribute, known=self.known), plan, cluster)
-        return Prediction(found.step_s, int(found.peak_bytes), basis="simulated")
+    """The search behind ``plan="auto"`` with ``options`` of :class:`SearchPlanner`: ``plan=search_planner(space="galvatron-bmw").run``."""
+    return automatic_search(distribute, **options)
 
 
 def _read(plan: PlanLike, traced: Program, cluster: Cluster | None) -> Plan:

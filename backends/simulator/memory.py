@@ -71,9 +71,11 @@ def _terms(
     return {name: number(expression, sizes) for name, expression in terms.expressions().items()}
 
 
-def fullest_device(stages: Sequence[StageMemory], schedule: Schedule, in_flight: Sequence[int], fragmentation: float = 0.0) -> DeviceMemory:
-    """The rank that holds most. It has the state of all its stages, and activations as they come and go in its list; what only the
-    running block needs, and what the driver takes, counts once. ``fragmentation``: as ``Execution`` has it."""
+def device_memory(
+    stages: Sequence[StageMemory], schedule: Schedule, in_flight: Sequence[int], fragmentation: float = 0.0
+) -> tuple[DeviceMemory, ...]:
+    """Each set of ranks that are alike. A rank has the state of all its stages, and activations as they come and go in its list; what only
+    the running block needs, and what the driver takes, counts once. ``fragmentation``: as ``Execution`` has it."""
     found = []
     for ranks in schedule.groups:
         actions = [action for action in schedule.lists[ranks[0]] if action.is_compute]
@@ -87,7 +89,7 @@ def fullest_device(stages: Sequence[StageMemory], schedule: Schedule, in_flight:
         terms |= {ACTIVATIONS: alive, RESERVE: driver + fragmentation * tensors}
         total = tensors + terms[RESERVE]
         found.append(DeviceMemory(ranks, tuple(stage.stage for stage in mine), tuple(terms.items()), total))
-    return max(found, key=lambda device: device.total)
+    return tuple(found)
 
 
 ACTIVATIONS, RESERVE = "activations", "reserve"

@@ -9,6 +9,7 @@ from pathlib import Path
 from hgc.backends.simulator import picture, trace
 from hgc.backends.simulator.numbers import seconds, size
 from hgc.backends.simulator.timeline import Parts, Timeline
+from hgc.cluster import Cluster
 from hgc.schedule.actions import shown_ranks
 
 
@@ -46,20 +47,30 @@ class Simulation:
     """What a training step is predicted to take.
 
     ``step_s``: from its beginning to the end of the last rank's optimizer. ``parts``: where that time goes, on average over ranks.
-    ``memory``: of each stage; ``fullest``: of the device that holds most. ``between_nodes_bytes``: what leaves nodes in one step, of all
-    ranks together. ``notes``: assumptions and gaps.
+    ``memory``: of each stage; ``on_devices``: of each device, alike ones once. ``between_nodes_bytes``: what leaves nodes in one step, of
+    all ranks together. ``notes``: assumptions and gaps.
     """
 
     step_s: float
     parts: Parts
     memory: tuple[StageMemory, ...]
-    fullest: DeviceMemory
+    on_devices: tuple[DeviceMemory, ...]
     between_nodes_bytes: float
     timeline: Timeline = field(repr=False)
     devices: int = 1
     micro_batches: int = 1
     schedule: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def fullest(self) -> DeviceMemory:
+        """The device that holds most."""
+        return max(self.on_devices, key=lambda device: device.total)
+
+    def fullness(self, cluster: Cluster) -> float:
+        """Memory of the device that is nearest to its end, as a share of what it has there."""
+        owned = [(device.total, cluster.nodes[cluster.owners[rank]].device) for device in self.on_devices for rank in device.ranks]
+        return max(total / device.memory_bytes for total, device in owned)
 
     @property
     def peak_bytes(self) -> float:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 from hgc.backends.simulator.census import Census
 from hgc.backends.simulator.engine import play
-from hgc.backends.simulator.memory import fullest_device, stage_memory
+from hgc.backends.simulator.memory import device_memory, stage_memory
 from hgc.backends.simulator.result import Simulation
 from hgc.backends.simulator.stage_steps import StageWork
 from hgc.backends.simulator.stages import Sizes, StageProgram, handed, messages
@@ -97,7 +97,7 @@ class _Simulator:
             step_s=timeline.step_s,
             parts=timeline.mean,
             memory=memory,
-            fullest=fullest_device(memory, schedule, alive, self._fragmentation),
+            on_devices=device_memory(memory, schedule, alive, self._fragmentation),
             between_nodes_bytes=self._between_nodes(schedule, work, steps_of),
             timeline=timeline,
             devices=self.plan.devices,

@@ -29,7 +29,7 @@ def stage_programs(
     default: the example's) say. ``known``: what calls with the same ``lower``, precision, ``sizes`` and ``execution`` share. Raises what
     ``lower`` raises, and :class:`~hgc.errors.PlanError` for stages that do not fit the program.
     """
-    traced = _sized(traced, sizes or {})
+    traced = sized(traced, sizes or {})
     known = {} if known is None else known
     stages = enumerate(cut(traced, plan))
     return tuple(_once(known, stage, stage_plan(plan, index), execution, lower) for index, stage in stages)
@@ -58,8 +58,8 @@ def _once(
     return replace(known[key], received=tuple(str(node.target) for node in received(stage)), results=stage.results)
 
 
-def _sized(traced: Program, sizes: Mapping[str, float]) -> Program:
-    """The same program with other example sizes, which decide what divides."""
-    sized = traced.copy()
-    sized.symbols = {symbol: replace(found, hint=int(sizes.get(symbol.name, found.hint))) for symbol, found in traced.symbols.items()}
-    return sized
+def sized(traced: Program, sizes: Mapping[str, float]) -> Program:
+    """The same program with other example sizes (symbol name -> number), which decide what divides."""
+    made = traced.copy()
+    made.symbols = {symbol: replace(found, hint=int(sizes.get(symbol.name, found.hint))) for symbol, found in traced.symbols.items()}
+    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -13,19 +13,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hgc.ir.ops import keyed
+from hgc.plan import Precision
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Weights (original names, whole tensors), the global batches of each step, and the optimizer."""
+    """Weights (original names, whole tensors), the global batches of each step, and the optimizer.
+
+    ``dtype``: of everything, unless there is a ``precision``.
+    """
 
     state: dict[str, Tensor]
     batches: list[dict[str, Tensor]]
     dtype: torch.dtype = torch.float32
     optimizer: str = "sgd"
     learning_rate: float = 0.05
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)
@@ -87,9 +92,21 @@ class _Widened(TorchFunctionMode):
         return func(*map(widen, args), **{name: widen(value) for name, value in (kwargs or {}).items()})
 
 
-def precision(dtype: torch.dtype) -> AbstractContextManager[Any]:
+@contextmanager
+def precision(dtype: torch.dtype) -> Iterator[None]:
     """The context both sides compute in: for float64, casts to float32 inside the model become casts to float64."""
-    return _Widened() if dtype == torch.float64 else nullcontext()
+    if dtype != torch.float64:
+        yield
+        return
+    with _Widened(), mock.patch.object(torch.nn.functional, "grouped_mm", _grouped_mm):
+        yield
+
+
+def _grouped_mm(rows: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+    """``F.grouped_mm`` of rows [R, I] and matrices [E, I, O], which torch has for 32 bits and fewer only."""
+    ends = offs.tolist()
+    groups = rows.split([end - start for start, end in zip([0, *ends], ends, strict=False)])
+    return torch.cat([group @ matrix for group, matrix in zip(groups, weight, strict=True)])
 
 
 def to_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

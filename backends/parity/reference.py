@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from hgc.backends.parity.case import Case, Outcome, Reference, make_optimizer, precision, to_dtype, without_dropout
 from hgc.errors import ArtifactError
+from hgc.plan import Precision
+from hgc.runtime.precision import read_precision
 from hgc.tracing.calling import make_caller
 
 FILE = "reference.pt"
@@ -90,15 +92,17 @@ def _share(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def run(reference: Reference, case: Case) -> Outcome:
-    """Train the unmodified module in this process."""
+    """Train the unmodified module in this process; of a precision it takes what forward computes in."""
     model = build(reference.model, case)
     optimizer = make_optimizer(case, [p for p in model.parameters() if p.requires_grad])
+    dtypes = read_precision(case.precision or Precision())
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
     with without_dropout(), precision(case.dtype):
         for step, batch in enumerate(case.batches):
             optimizer.zero_grad()
-            loss = loss_of(model, reference, to_dtype(batch, case.dtype))
+            with dtypes.computing(torch.device("cpu")):
+                loss = loss_of(model, reference, to_dtype(batch, case.dtype))
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach().item())
             if step == 0:

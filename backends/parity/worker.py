@@ -19,7 +19,8 @@ CASE, OUTCOME = "case.pt", "outcome.pt"
 
 def run_rank(model: Any, plan: Any, case: Case) -> Outcome:
     """Train the emitted model on this rank; the outcome is whole and the same on every rank. The caller switches dropout off."""
-    trainer = runtime.make_trainer(model, plan, state=case.state, dtype=case.dtype, device="cpu")
+    numbers: dict[str, Any] = {"dtype": case.dtype} if case.precision is None else {"precision": case.precision}
+    trainer = runtime.make_trainer(model, plan, state=case.state, device="cpu", **numbers)
     optimizer = make_optimizer(case, list(trainer.parameters()))
     losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}

@@ -157,17 +157,22 @@ def _class_of(group: Sequence[_Model], name: str, made: dict[int, str]) -> Itera
     yield f"class {name}(rt.Model):  # stage{'s' if len(group) > 1 else ''} {indices}"
     arguments = "".join(f", {names[position]}: int" for position in varying)
     yield f"    def __init__(self{arguments}) -> None:"
-    for line in group[0].lines:
-        for position, first in enumerate(group[0].firsts):
-            mark = _FIRST.format(position)
-            if position in names:
-                line = line.replace(mark, names[position])
-            else:
-                line = line.replace(f", first={mark}" if not first else mark, "" if not first else str(first))
-        yield line
+    lines = list(group[0].lines)
+    for position, first in enumerate(group[0].firsts):
+        where = names.get(position, str(first) if first else "")
+        lines = [text for line in lines for text in _with_first(line, _FIRST.format(position), where)]
+    yield from lines
     for model in group:
         given = ", ".join(f"{names[position]}={model.firsts[position]}" for position in varying)
         made[model.stage] = f"rt.stage({name}, {given})" if given else name
+
+
+def _with_first(line: str, mark: str, first: str) -> Iterator[str]:
+    """The line with what ``mark`` stands for; ``""`` leaves the argument out, which may be all of the line."""
+    if first:
+        yield line.replace(mark, first)
+    elif line.strip() != f"first={mark},":
+        yield line.replace(f", first={mark}", "")
 
 
 def _listed(made: Sequence[str]) -> Iterator[str]:

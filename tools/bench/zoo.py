@@ -130,6 +130,7 @@ def _sequence_to_sequence() -> list[ZooEntry]:
         "num_sparse_encoder_layers": 2,
         "num_sparse_decoder_layers": 2,
         "num_experts": 4,
+        "router_jitter_noise": 0.0,
     }
     whisper = {
         "vocab_size": _VOCABULARY,

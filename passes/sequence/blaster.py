@@ -89,7 +89,7 @@ def estimate(lengths: Numbers, rates: Rates, fleet: Fleet, filled: float) -> flo
     busy = rates.busy(mean)
     holds = (mean[None, :] * (1 - 1e-9) <= rates.tokens[:, None]) & (lengths[0] <= rates.tokens.max())
     memory = mean * (rates.degrees[0] / rates.tokens[0])
-    longest = rates.quadratic * lengths[0] ** 2 + rates.linear * lengths[0] + rates.fixed
+    longest = rates.busy(lengths[:1])[:, 0] + rates.fixed
     low = float(np.where(lengths[0] <= rates.tokens, longest, np.inf).min())
     if math.isinf(low):
         return math.inf

@@ -34,18 +34,18 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """Micro-batches one after the other. ``bound_s``: no plan with the same micro-batches takes less."""
+    """Micro-batches one after the other, and ``step_s`` once. ``bound_s``: no plan with the same micro-batches takes less."""
 
     micro_batches: tuple[MicroBatch, ...]
-    notes: tuple[str, ...] = ()
+    step_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return sum(each.seconds for each in self.micro_batches)
+        return self.step_s + sum(each.seconds for each in self.micro_batches)
 
     @property
     def bound_s(self) -> float:
-        return sum(each.bound_s for each in self.micro_batches)
+        return self.step_s + sum(each.bound_s for each in self.micro_batches)
 
     @property
     def gap(self) -> float:

@@ -51,7 +51,7 @@ def spread(lengths: Numbers, rates: Rates, degree: int, groups: int) -> tuple[fl
     """Longest first into the least busy of ``groups`` groups of one degree; seconds of the slowest, ``None`` if memory is short."""
     seconds, tokens = np.zeros(groups), np.zeros(groups)
     members: list[list[int]] = [[] for _ in range(groups)]
-    busy = rates.quadratic[degree] * lengths * lengths + rates.linear[degree] * lengths
+    busy = rates.busy(lengths)[degree]
     for i, s in enumerate(lengths):
         group = int(np.where(tokens + s <= rates.tokens[degree], seconds, np.inf).argmin())
         if tokens[group] + s > rates.tokens[degree]:

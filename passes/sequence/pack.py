@@ -53,7 +53,7 @@ class _Rows:
     def __init__(self, lengths: Numbers, rates: Rates, fleet: Fleet, deadlines: Numbers, ways: Sequence[Way]) -> None:
         rows, n = len(deadlines), len(lengths)
         self._rates, self._deadlines = rates, deadlines
-        self._lengths = lengths.tolist()
+        self._lengths, self._busy = lengths.tolist(), rates.busy(lengths)
         smallest = _smallest_degrees(lengths, rates, deadlines)
         wide = np.arange(n)[None, :] < np.array([way.wide for way in ways])[:, None]
         degrees = len(rates.degrees)
@@ -65,7 +65,6 @@ class _Rows:
         self._degree = np.zeros(shape, dtype=int)
         self._seconds, self._tokens = np.full(shape, -1.0), np.full(shape, -1.0)  # what is left; no group is open yet
         self._budget, self._capacity = np.ones(shape), np.ones(shape)
-        self._quadratic, self._linear = np.zeros(shape), np.zeros(shape)
         self._opened, self._free = np.zeros(rows, dtype=int), np.full(rows, float(fleet.devices))
         self._group = np.zeros((rows, n), dtype=int)
         self._every = np.arange(rows)
@@ -78,14 +77,14 @@ class _Rows:
         rows = np.flatnonzero(self.alive)
         g = group[rows]
         self._group[rows, step] = g
-        self._seconds[rows, g] -= self._quadratic[rows, g] * s * s + self._linear[rows, g] * s
+        self._seconds[rows, g] -= self._busy[self._degree[rows, g], step]
         self._tokens[rows, g] -= s
         return len(rows) > 0
 
     def _fullest(self, length: float, step: int) -> np.ndarray:
         """For each row the open group in which the sequence leaves the least; -1 where it fits nowhere or shall stay alone."""
         w = slice(0, max(1, int(self._opened.max())))
-        time = self._seconds[:, w] - (self._quadratic[:, w] * length + self._linear[:, w]) * length
+        time = self._seconds[:, w] - self._busy[:, step][self._degree[:, w]]
         memory = self._tokens[:, w] - length
         fits = (time >= 0) & (memory >= 0)
         time, memory = time / self._budget[:, w], memory / self._capacity[:, w]
@@ -106,7 +105,6 @@ class _Rows:
         self._degree[rows, g] = chosen
         self._seconds[rows, g] = self._budget[rows, g] = self._deadlines[rows] - self._rates.fixed[chosen]
         self._tokens[rows, g] = self._capacity[rows, g] = self._rates.tokens[chosen]
-        self._quadratic[rows, g], self._linear[rows, g] = self._rates.quadratic[chosen], self._rates.linear[chosen]
         self._free[rows] -= self._rates.degrees[chosen]
         self._opened[rows] += 1
         group[rows] = g

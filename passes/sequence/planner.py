@@ -71,7 +71,9 @@ def least_seconds(lengths: Numbers, micro_batches: int, costs: SequenceCosts, fl
     work = np.where(lengths[None, :] <= rates.tokens[:, None], rates.busy(lengths) * rates.degrees[:, None], np.inf).min(axis=0)
     longest = np.where(lengths[0] <= rates.tokens, rates.fixed + rates.busy(lengths[:1])[:, 0], np.inf).min()
     fixed = float(rates.fixed.min())
-    return max(micro_batches * fixed + float(work.sum()) / fleet.devices, (micro_batches - 1) * fixed + float(longest))
+    return costs.sharding.step_s + max(
+        micro_batches * fixed + float(work.sum()) / fleet.devices, (micro_batches - 1) * fixed + float(longest)
+    )
 
 
 def _with(
@@ -84,8 +86,7 @@ def _with(
     rates = costs.rates(fleet.degrees)
     found: SequencePlan | None = None
     seen: list[list[int]] = []
-    for filled in FILLED:
-        borders = better_borders(lengths, list(even), rates, fleet, filled)
+    for borders in (*(better_borders(lengths, list(even), rates, fleet, filled) for filled in FILLED), even):
         if borders in seen:
             continue
         seen.append(borders)
@@ -103,12 +104,12 @@ def _solve_all(
     expected = [lower_bound(part, rates, fleet, limit_s) for part in parts]
     micro_batches: list[MicroBatch] = []
     for i, part in enumerate(parts):
-        if sum(each.seconds for each in micro_batches) + sum(expected[i:]) >= limit_s:
+        if costs.sharding.step_s + sum(each.seconds for each in micro_batches) + sum(expected[i:]) >= limit_s:
             return None
         solved = solve(part, costs, fleet)
         if solved is None:
             return None
         packed, bound = solved
         micro_batches.append(packed.micro_batch(part, order[borders[i] : borders[i + 1]], costs, fleet, bound))
-    plan = SequencePlan(tuple(micro_batches))
+    plan = SequencePlan(tuple(micro_batches), costs.sharding.step_s)
     return plan if plan.seconds < limit_s else None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hgc.errors import PlanError
 from hgc.passes.sequence.blaster import even_borders
-from hgc.passes.sequence.costs import Fleet, Numbers, SequenceCosts
+from hgc.passes.sequence.costs import Fleet, Numbers, SequenceCosts, Sharding
 from hgc.passes.sequence.groups import check
 from hgc.passes.sequence.micro_batch import TOLERANCE, homogeneous, solve
 from hgc.passes.sequence.planner import plan_batch
@@ -23,8 +23,8 @@ COSTS = SequenceCosts(
     exchange_bytes=2e6,
     bandwidths=((2, 120e9), (4, 104e9), (8, 10e9), (16, 5e9)),
     token_bytes=4e6,
-    state_bytes=2e9,
     memory_bytes=30e9,
+    sharding=Sharding(state_bytes=2e9),
 )
 """7,000 tokens on a device."""
 lengths_of_batches = st.lists(st.integers(1, 27_000), min_size=1, max_size=40)

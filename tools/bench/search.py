@@ -18,11 +18,11 @@ from rich.table import Table
 from hgc.passes.sharding.search.exact import brute_force, solve_exact
 from hgc.passes.sharding.search.hybrid import search
 from hgc.passes.sharding.search.partition import bmw, walk_then_all
-from hgc.passes.sharding.search.pipeline import Pipeline, Stages
+from hgc.passes.sharding.search.pipeline import Stages
 from hgc.passes.sharding.search.problem import Chain
 from hgc.passes.sharding.search.solve import solve
 from hgc.passes.sharding.search.space import trees
-from hgc.tools.bench import search_profiles
+from hgc.tools.bench import search_public
 from hgc.tools.bench.machine import machine
 from hgc.tools.bench.search_problems import LARGEST, MODELS, layer, problem, problems, random_chain, rounded
 from hgc.tools.console import say, stage, table
@@ -61,7 +61,7 @@ def run(data: str | None = None, cases: int = 500) -> dict[str, Any]:
         found += _searches(rows)
     if data is not None:
         with stage("public engine"):
-            found += _public(Path(data), rows)
+            found += search_public.compare(Path(data), rows)
     table(_table(found))
     say("gap: how much longer the plan takes than the reference; proven: than the lower bound that the solver returns with it")
     return {"bench": "search", "machine": machine(), "rows": rows, "targets": found}
@@ -140,23 +140,6 @@ def _searches(rows: list[dict[str, Any]]) -> Iterator[Target]:
         if math.isfinite(limit_s):
             yield _target(f"seconds: {name}", taken_s, limit_s)
     yield _target("proven gap of whole searches, worst", max(row["gap"] for row in rows if row["kind"] == "search"), 0.05)
-
-
-def _public(folder: Path, rows: list[dict[str, Any]]) -> Iterator[Target]:
-    ratios = []
-    for row in search_profiles.recorded(folder):
-        found, taken_s = _timed(lambda row=row: search(_problems(folder, row)))  # type: ignore[misc]
-        name = f"{row.model}, {row.gpus} GPUs, {row.budget_gb:g} GB"
-        throughput = row.samples / found.found[0].plan.step_s if found.found else 0.0
-        entry = {"kind": "public", "name": name, "solver_s": taken_s, "public_s": row.cpu_s, "public_samples_per_s": row.throughput}
-        rows.append(entry | {"samples_per_s": throughput, "public_plan": row.plan})
-        ratios.append(row.cpu_s / taken_s)
-    ratio = statistics.median(ratios) if ratios else 0.0
-    yield _target("processor time, public engine (recorded) / hgc, median", ratio, 20, holds=ratio >= 20)
-
-
-def _problems(folder: Path, row: search_profiles.Recorded) -> list[Pipeline]:
-    return search_profiles.problems(folder, row)
 
 
 def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:

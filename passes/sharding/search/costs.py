@@ -120,10 +120,11 @@ class ProgramBlocks:
 
     @cached_property
     def limit_bytes(self) -> float:
-        """Of the smallest device, for tensors."""
+        """Of the smallest device, for tensors; the allocator of a GPU loses a share beside them."""
         smallest = min(self.cluster.nodes, key=lambda node: node.device.memory_bytes).device
         reserve = reserve_of(smallest)
-        return float(smallest.memory_bytes - reserve.context_bytes - _GROUPS * reserve.communicator_bytes)
+        lost = self.execution.fragmentation if smallest.type == "cuda" else 0.0
+        return float(smallest.memory_bytes - reserve.context_bytes - _GROUPS * reserve.communicator_bytes) / (1 + lost)
 
     def elsewhere(self, program: Program | None = None, cluster: Cluster | None = None) -> ProgramBlocks:
         """The same blocks at other example sizes, or on other devices; what was lowered and measured serves both."""

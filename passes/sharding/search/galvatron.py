@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hgc.errors import PlanError
-from hgc.passes.sharding.search.pipeline import Pipeline
+from hgc.passes.sharding.search.pipeline import Pipeline, StagePlan
+from hgc.passes.sharding.search.problem import Numbers
 from hgc.passes.sharding.search.space import Tree
 
 _STATES = 4
@@ -42,6 +43,26 @@ class Layer:
     output_bytes: float
     launch_s: float = 0.0
     all_reduces: int = 4
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What is in front of the layers and behind them (embedding, output layer, loss), split over the vocabulary by ``vocabulary_tp`` ranks.
+
+    Of a plan the engine chooses one such degree. States and activations are profiled by degree, and apart by where the ends are.
+
+    Args:
+        forward_s: of one sample on one device, both ends together; ``launch_s``: of a batch of none. Each end takes half.
+        alone, first, last: degree -> (bytes of states, bytes that one sample keeps), of both ends in one stage, and of each in its own.
+        output_bytes: of one sample between layers.
+    """
+
+    forward_s: float
+    alone: Mapping[int, tuple[float, float]]
+    first: Mapping[int, tuple[float, float]]
+    last: Mapping[int, tuple[float, float]]
+    output_bytes: float
+    launch_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,12 +99,26 @@ class Training:
     zero2: bool = False
 
 
-def pipeline(layers: Sequence[Layer], found: Sequence[Tree], machine: Machine, training: Training, limit_bytes: float) -> Pipeline:
-    """The search problem of layers and trees of one pipeline degree."""
+def pipeline(
+    layers: Sequence[Layer],
+    found: Sequence[Tree],
+    machine: Machine,
+    training: Training,
+    limit_bytes: float,
+    ends: Ends | None = None,
+    vocabulary_tp: int = 1,
+) -> Pipeline:
+    """The search problem of layers and trees of one pipeline degree. With ``ends`` the first and the last block are these, alike under
+    all trees; raises :class:`PlanError` for a ``vocabulary_tp`` that was not profiled."""
     stages = found[0].stages
     kinds = {id(layer): number for number, layer in enumerate({id(layer): layer for layer in layers}.values())}
     numbers = {id(layer): np.array([_numbers(layer, tree, machine, training, len(layers)) for tree in found]) for layer in layers}
     table = np.array([numbers[id(layer)] for layer in layers])
+    kind_of = [kinds[id(layer)] for layer in layers]
+    if ends is not None:
+        around = [np.broadcast_to(each, (1, len(found), 4)) for each in _ends(ends, stages, vocabulary_tp, machine, training)]
+        table = np.concatenate([around[0], table, around[1]])
+        kind_of = [len(kinds), *kind_of, len(kinds) + 1]
     switch_s = np.array([[_switch_s(layers[0], a, b, machine, training) for b in found] for a in found])
     return Pipeline(
         micro_s=table[:, :, 0],
@@ -95,7 +130,7 @@ def pipeline(layers: Sequence[Layer], found: Sequence[Tree], machine: Machine, t
         stages=stages,
         micro_batches=training.micro_batches,
         limit=limit_bytes,
-        kinds=tuple(kinds[id(layer)] for layer in layers),
+        kinds=tuple(kind_of),
     )
 
 
@@ -118,6 +153,41 @@ def _numbers(layer: Layer, tree: Tree, machine: Machine, training: Training, cou
     return micro_s, last_s, _STATES * layer.parameter_bytes / tp * _state_share(tree, training), samples * kept
 
 
+def _ends(ends: Ends, stages: int, tp: int, machine: Machine, training: Training) -> tuple[Numbers, Numbers]:
+    """[4] of each end, as :func:`_numbers`; with one stage the first has the memory of both.
+
+    An end exchanges its hidden states once each way among the ranks of ``tp``: gathered and scattered, together an all-reduce.
+    """
+    data = machine.devices // stages // tp
+    profiled = (ends.alone,) if stages == 1 else (ends.first, ends.last)
+    if any(tp not in each for each in profiled) or data < 1:
+        raise PlanError(f"embedding and output layer have no profile for {tp} ranks in {stages} stages; use one of {sorted(profiled[0])}")
+    samples = training.samples / training.micro_batches / data
+    forward_s = (ends.launch_s + ends.forward_s * samples / tp) / 2
+    exchange_s = machine.seconds(samples * ends.output_bytes, tp, neighbours=True)
+    found = []
+    for states, kept in (*(each[tp] for each in profiled), (0.0, 0.0))[:2]:
+        sum_s = machine.seconds(states / _STATES / 4 * training.gradient_bytes, data, tp == 1)
+        last_s = _overlapped(2 * forward_s, sum_s, machine.overlap, half=False) - 2 * forward_s
+        share = _share(data, sharded=False, training=training)
+        found.append(np.array([3 * forward_s + exchange_s, last_s, states * share, samples * kept]))
+    return found[0], found[1]
+
+
+def engine_step_s(stages: Sequence[StagePlan], micro_batches: int) -> float:
+    """The formula of release 2.4.0, which sees the first and the last stage only; forward is a third of a micro-batch.
+
+    Longer stages between them are free in it, so it prices unbalanced cuts too low: for comparison with what the engine prints.
+    """
+    times, whole = [stage.micro_s for stage in stages], [stage.whole_s for stage in stages]
+    count, first, others = len(stages), times[0], sum(times[1:])
+    fill_s = max(min(count - 1, micro_batches - 1) * first / 3, others / 3)
+    drain_s = 2 * fill_s
+    steady_s = fill_s + drain_s + first * max(0, micro_batches + 1 - count)
+    late_s = max(each - sum(times[: index + 1]) for index, each in enumerate(whole))
+    return max(sum(times) + (micro_batches - 1) * times[-1], steady_s) + max(0.0, late_s)
+
+
 def _messages_s(layer: Layer, tree: Tree, machine: Machine, samples: float) -> float:
     """All messages of a micro-batch, forward and backward, which the engine spreads over all layers."""
     if tree.stages == 1:
@@ -136,14 +206,18 @@ def _overlapped(compute_s: float, sum_s: float, overlap: float, half: bool) -> f
 
 
 def _state_share(tree: Tree, training: Training) -> float:
-    """Of the 16 bytes a parameter; table of the release for one reduction a step."""
+    return _share(tree.data, tree.degree("sdp") > 1, training)
+
+
+def _share(data: int, sharded: bool, training: Training) -> float:
+    """Of the 16 bytes a parameter; table of the release for one reduction a step. ``sharded``: ZeRO 3."""
     many = training.micro_batches > 1
-    if tree.degree("sdp") > 1:
-        share = 1 / tree.data + _SHARD_RESIDUE
+    if sharded:
+        share = 1 / data + _SHARD_RESIDUE
         wide = 7 / 8 if training.gradient_bytes == 2 else 3 / 4
         return wide * share + 1 - wide if many else share
-    if training.zero2 and tree.data > 1:
-        share = 1 / tree.data + _SHARD_RESIDUE
+    if training.zero2 and data > 1:
+        share = 1 / data + _SHARD_RESIDUE
         wide = (6 if many else 7) / 8 if training.gradient_bytes == 2 else (2 if many else 3) / 4
         return wide * share + 1 - wide
     return 1.0

@@ -88,10 +88,10 @@ class Programs:
         blocks = [piece.layers + before * piece.first + behind * piece.last for piece in key.pieces]
         stages = tuple(Stage(number, index * key.strategy.devices) for index, number in enumerate(blocks))
         pieces = cut(traced, Plan(key.strategy, stages)) if len(stages) > 1 else (traced.copy(),)
-        return tuple(_lowered(piece, Plan(key.strategy)) for piece in pieces)
+        return tuple(lowered(piece, Plan(key.strategy)) for piece in pieces)
 
 
-def _lowered(piece: Program, plan: Plan) -> StageProgram:
+def lowered(piece: Program, plan: Plan) -> StageProgram:
     """What is recomputed follows from the strategy when times are taken, so that ``plan`` recomputes nothing."""
     piece.reference = piece.copy()
     program = default_pipeline().apply(piece, plan, lambda made, _: verify(made))

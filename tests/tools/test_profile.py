@@ -67,6 +67,7 @@ def test_the_fit_finds_what_made_the_measurements(measured: fit.Measured) -> Non
     assert max(each.median for each in residuals) < 0.03
     assert cluster.devices == 4
     assert cluster.nodes[0].device.memory_bytes_per_s == pytest.approx(8e9, rel=0.01)
+    assert cluster.nodes[0].device.kernels.unit_s == 1e-3
     assert cluster.link is not None
     assert cluster.link.bytes_per_s * cluster.link.efficiency == pytest.approx(25e6, rel=0.1)
 
@@ -88,6 +89,7 @@ def test_measuring_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert 1e9 < device.float32_flops_per_s < 1e15
     assert 1e8 < device.memory_bytes_per_s < 1e13
     assert 0 < device.kernels.launch_s < 1e-2
+    assert 0 < device.kernels.unit_s < 1e-1
     assert link.bytes_per_s > 1e6
 
 

@@ -26,7 +26,7 @@ def seconds(call: Callable[[], object], device: torch.device, together: bool) ->
         wanted = math.ceil(LONG_ENOUGH_S / max(taken, 1e-9))
         calls = min(MOST_CALLS, max(2 * calls, min(wanted, 8 * calls)))
         taken = agreed(_run(call, device, calls), together)
-    runs = sorted(agreed(_run(call, device, calls), together) for _ in range(REPEATS))
+    runs = sorted([taken, *(agreed(_run(call, device, calls), together) for _ in range(REPEATS - 1))])
     return runs[REPEATS // 2]
 
 
@@ -41,7 +41,7 @@ def agreed(value: float, largest: bool) -> float:
 
 def _run(call: Callable[[], object], device: torch.device, calls: int) -> float:
     dist.barrier()
-    around = math.ceil(LEAD * calls)
+    around = round(LEAD * calls)
     _repeat(call, around)
     _settle(device)
     start = time.perf_counter()

@@ -1,0 +1,75 @@
+"""How the profiler times: long enough, all ranks at work, operands cold, and without what comes before a collective."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from hgc.backends.parity.threads import run_ranks
+from hgc.tools.profile import clock, links
+from hgc.tools.profile.clock import seconds
+from hgc.tools.profile.cold import COLD_BYTES, in_turn, sets
+
+CPU = torch.device("cpu")
+
+
+def _sleeps(taken_s: float) -> Callable[[], None]:
+    return lambda: time.sleep(taken_s)
+
+
+def test_a_quick_call_is_repeated_until_it_takes_long() -> None:
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(1e-4)
+
+    (found,) = run_ranks(1, lambda _: seconds(call, CPU, together=False))
+    assert 1e-4 < found < 1e-3
+    assert calls * found > clock.REPEATS * clock.LONG_ENOUGH_S
+
+
+@pytest.mark.parametrize(("together", "expected_s"), [(True, 0.03), (False, 0.02)])
+def test_who_works_together_waits_for_the_slowest(together: bool, expected_s: float) -> None:
+    found = run_ranks(2, lambda rank: seconds(_sleeps((0.01, 0.03)[rank]), CPU, together))
+    assert found[0] == found[1] == pytest.approx(expected_s, rel=0.4)
+
+
+def test_other_ranks_are_at_work_before_and_after_what_is_timed() -> None:
+    times: list[float] = []
+    run_ranks(1, lambda _: clock._run(lambda: times.append(time.perf_counter()), CPU, 10))
+    assert len(times) == 10 + 2 * round(10 * clock.LEAD)
+
+
+def test_operands_take_turns_and_results_live_until_the_next() -> None:
+    made = [torch.tensor(float(index)) for index in range(3)]
+    seen: list[int] = []
+
+    def nth(index: int) -> Tensor:
+        seen.append(index)
+        return made[index].clone()
+
+    call = in_turn([lambda index=index: nth(index) for index in range(3)])  # type: ignore[misc]
+    for _ in range(5):
+        call()
+    assert seen == [0, 1, 2, 0, 1]
+    assert len(sets(CPU, COLD_BYTES // 4)) == 4
+    assert len(sets(CPU, 2 * COLD_BYTES)) == 2
+    assert len(sets(torch.device("cuda"), 1)) == 1
+
+
+def test_a_collective_is_what_it_takes_beyond_the_product_in_front_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def beyond(_: int) -> tuple[float, float]:
+        before = links._Before(CPU)
+        monkeypatch.setattr(before, "_call", _sleeps(0.02))
+        monkeypatch.setattr(before, "_alone_s", 0.02)
+        return before.beyond(_sleeps(0.01), CPU), before.beyond(lambda: None, CPU)
+
+    ((collective_s, nothing_s),) = run_ranks(1, beyond)
+    assert collective_s == pytest.approx(0.01, rel=0.3)
+    assert 0 < nothing_s < 0.005  # the noise of a product is no collective

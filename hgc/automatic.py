@@ -10,9 +10,12 @@ from hgc.backends import simulator
 from hgc.cluster import Cluster
 from hgc.cost.symbolic import ProgramCosts
 from hgc.errors import HgcError, PlanError
+from hgc.ir.hashing import structure_hash
 from hgc.ir.program import Program
+from hgc.passes.sharding.recompute import Recompute
 from hgc.passes.sharding.search.judged import Verdict
 from hgc.passes.sharding.search.planner import SearchPlanner
+from hgc.passes.sharding.search.space import lowered_alike
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan, Prediction
 from hgc.simulation import stage_programs
@@ -27,6 +30,7 @@ class Judge:
 
     lower: Lower
     known: dict[tuple[str, str], simulator.StageProgram] = field(default_factory=dict)
+    _lowered: dict[tuple[str, str], Program] = field(default_factory=dict)
 
     def __call__(self, traced: Program, plan: Plan, cluster: Cluster) -> Verdict:
         found = self.simulate(traced, plan, cluster)
@@ -35,17 +39,25 @@ class Judge:
     def simulate(self, traced: Program, plan: Plan, cluster: Cluster) -> simulator.Simulation:
         """Raises what lowering raises, and :class:`~hgc.errors.HgcError` for a plan that does not fit program or cluster."""
         sizes = {symbol.name: float(found.hint) for symbol, found in traced.symbols.items()}
-        return simulator.simulate(stage_programs(traced, plan, self.lower, known=self.known), plan, cluster, sizes)
+        return simulator.simulate(stage_programs(traced, plan, self._lower, known=self.known), plan, cluster, sizes)
+
+    def _lower(self, program: Program, plan: Plan) -> Program:
+        """ZeRO is the runtime's, and recomputation marks the graph that there is without it: such plans share what was lowered."""
+        graph = replace(plan, strategy=lowered_alike(plan.strategy))
+        key = structure_hash(program), str(graph.strategy)
+        if key not in self._lowered:
+            self._lowered[key] = self.lower(program, graph)
+        return Recompute().run(self._lowered[key].copy(), plan)
 
 
-def search_planner(lower: Lower, **options: Any) -> SearchPlanner:
+def search_planner(lower: Lower, judge: Judge, **options: Any) -> SearchPlanner:
     """The search, with ``options`` of :class:`SearchPlanner`."""
 
     def measured(program: Program, plan: Plan) -> tuple[Program, ProgramCosts]:
         (found,) = stage_programs(program, plan, lower)
         return found.program, found.costs
 
-    return SearchPlanner(measured, Judge(lower), **options)
+    return SearchPlanner(measured, judge, **options)
 
 
 def automatic(traced: Program, cluster: Cluster, planner: SearchPlanner) -> Plan:

@@ -11,11 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hgc.automatic import automatic
+from hgc.automatic import Judge, automatic
 from hgc.automatic import search_planner as automatic_search
 from hgc.backends import graphviz, parity, simulator, torchrun
 from hgc.cluster import Cluster
 from hgc.errors import PlanError
+from hgc.explanation import Explanation
+from hgc.explanation import explain as explain_plan
 from hgc.ir.hashing import program_hash, structure_hash
 from hgc.ir.program import Program
 from hgc.ir.verifier import verify as verify_program
@@ -82,12 +84,12 @@ def compile(
     """
     traced = trace(model, example_inputs, loss=loss, dynamic=dynamic, name=name)
     options: dict[str, Any] = {"fix": fix, "forbid": forbid, "time_limit_s": time_limit_s}
-    cluster, chosen = _choose(plan, traced, cluster, {name: value for name, value in options.items() if value not in ((), None)})
+    cluster, chosen = _choose(plan, traced, cluster, {name: value for name, value in options.items() if value not in ((), {}, None)})
     if not chosen.stages:
-        return Executable(distribute(traced, chosen, pipeline), chosen, cluster, model, dict(example_inputs), loss)
+        return Executable(distribute(traced, chosen, pipeline), chosen, cluster, model, dict(example_inputs), traced, loss)
     stages = distribute_stages(traced, chosen, pipeline)
     traced.report = list(dict.fromkeys(sentence for stage in stages.stages for sentence in stage.report))
-    return Executable(traced, chosen, cluster, model, dict(example_inputs), loss, stages)
+    return Executable(traced, chosen, cluster, model, dict(example_inputs), traced, loss, stages)
 
 
 def distribute(traced: Program, plan: Plan, pipeline: Pipeline | None = None) -> Program:
@@ -139,6 +141,15 @@ def simulate(
     return simulator.simulate(stage_programs(traced, plan, distribute, sizes, options.execution), plan, cluster, sizes, options)
 
 
+def explain(traced: Program, plan: Plan, cluster: Cluster, **options: Any) -> Explanation:
+    """Why ``plan`` for a traced program: what binds, what other plans and settings would cost; see :func:`hgc.explanation.explain`.
+
+    ``options``: of the search that it is compared with.
+    """
+    judge = Judge(distribute)
+    return explain_plan(traced, plan, cluster, automatic_search(distribute, judge, precision=plan.precision, **options), judge)
+
+
 def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster | None, options: Mapping[str, Any]) -> tuple[Cluster, Plan]:
     identity = program_hash(traced)
     if isinstance(plan, str) and plan == "auto":
@@ -154,7 +165,7 @@ def _choose(plan: PlanLike | Literal["auto"], traced: Program, cluster: Cluster 
 
 def search_planner(**options: Any) -> SearchPlanner:
     """The search behind ``plan="auto"`` with ``options`` of :class:`SearchPlanner`: ``plan=search_planner(space="galvatron-bmw").run``."""
-    return automatic_search(distribute, **options)
+    return automatic_search(distribute, Judge(distribute), **options)
 
 
 def _read(plan: PlanLike, traced: Program, cluster: Cluster | None) -> Plan:
@@ -184,7 +195,7 @@ def real_state(model: nn.Module) -> dict[str, torch.Tensor]:
 class Executable:
     """A compiled model: the distributed program, the plan it follows, and the model it equals.
 
-    Of a pipeline ``program`` is the traced whole, and ``stages`` holds its distributed parts.
+    ``traced``: the program on one device. Of a pipeline ``program`` is that too, and ``stages`` holds its distributed parts.
     """
 
     program: Program
@@ -192,6 +203,7 @@ class Executable:
     cluster: Cluster
     model: nn.Module
     example_inputs: dict[str, Any]
+    traced: Program
     loss: Callable[..., torch.Tensor] | None = None
     stages: torchrun.Pipeline | None = None
 
@@ -203,13 +215,14 @@ class Executable:
         return torchrun.emit(self.program, self.plan)
 
     def save(self, directory: str | Path, weights: bool = False) -> Path:
-        """Write the executable: program.py, plan.json, graph.svg, launch.sh and what ``hgc verify`` needs; whole or not at all.
+        """Write the executable: program, plan, cluster, picture, launch script and what ``hgc verify`` needs; whole or not at all.
 
         ``weights`` adds the model's own, as ``weights.pt``. An executable that was there is replaced, anything else is refused.
         """
         target = Path(directory)
         with torchrun.staged(target) as staging:
             torchrun.write(staging, self.program, self.plan, self.stages)
+            self.cluster.save(staging / torchrun.CLUSTER)
             self.draw(staging / "graph.svg")
             reference = parity.pack(self.model, self.example_inputs, self.loss)
             if reference is not None:
@@ -250,6 +263,10 @@ class Executable:
         schedule = self.stages.schedule if self.stages else None
         stages = measured(programs, self.plan, options.execution)
         return simulator.simulate(stages, self.plan, cluster or self.cluster, sizes, options, schedule)
+
+    def explain(self, cluster: Cluster | None = None) -> Explanation:
+        """Why this plan on ``cluster`` (default: the one it was compiled for): words and a table to print, ``draw(path)``."""
+        return explain(self.traced, self.plan, cluster or self.cluster)
 
     def draw(self, path: str | Path | None = None, open_body: str | None = None) -> Any:
         """Picture of the program (``.svg``, ``.png``, ``.pdf`` or ``.dot``); ``open_body`` opens one block."""

@@ -14,7 +14,7 @@ from hgc.strategy import Strategy
 from hgc.tools import commands
 from hgc.tools.cli import main
 
-COMMANDS = ("compile", "plan", "verify", "show", "simulate", "profile", "bench")
+COMMANDS = ("compile", "plan", "verify", "show", "simulate", "profile", "explain", "bench")
 
 
 def _run(code: str) -> str:

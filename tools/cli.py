@@ -122,13 +122,20 @@ def _parser() -> _Parser:
     simulate.add_argument("--picture", metavar="FILE", help="draw the timeline here, as SVG")
     simulate.add_argument("--model", metavar="MODEL", help="the model, if the folder holds none (hf:... or module:function)")
 
+    explain = _add(commands, "explain", "say why a compiled program's plan is as it is: what binds, and what other plans would cost")
+    explain.add_argument("folder", metavar="DIR", help="what hgc compile wrote")
+    explain.add_argument("--cluster", metavar="CLUSTER", help="a JSON file, or a preset and its nodes (default: this machine)")
+    explain.add_argument("--picture", metavar="FILE", help="draw throughput over memory here, as SVG (default: explain.svg in DIR)")
+    explain.add_argument("--json", metavar="FILE", help="write the numbers here")
+    explain.add_argument("--model", metavar="MODEL", help="the model, if the folder holds none (hf:... or module:function)")
+
     bench = _add(commands, "bench", "run a benchmark by name")
-    bench.add_argument("name", metavar="NAME", help="trace, overhead, fidelity, local, parity or search")
+    bench.add_argument("name", metavar="NAME", help="trace, overhead, fidelity, experts, local, parity, search or sequence")
     bench.add_argument("--json", metavar="FILE", help="write the numbers here")
-    bench.add_argument("--data", metavar="PATH", help="fidelity: published measurements; search: Galvatron's profiles")
+    bench.add_argument("--data", metavar="PATH", help="fidelity, experts: published measurements; search: Galvatron's profiles; sequence: lengths")
     bench.add_argument("--launch", metavar="COMMAND", help="local: what starts the ranks (default: torchrun on this machine)")
-    bench.add_argument("--cases", type=_whole, metavar="N", help="parity, search: how many random cases")
-    bench.add_argument("--seed", type=int, metavar="N", help="parity: where the random cases start")
+    bench.add_argument("--cases", type=_whole, metavar="N", help="parity, search: how many random cases; experts: how many jobs")
+    bench.add_argument("--seed", type=int, metavar="N", help="parity, experts: where the random cases start")
     bench.add_argument("--case", metavar="TEXT", help="parity: this case only, as a failure prints it")
     return parser
 
@@ -144,6 +151,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--cluster", metavar="FILE", help="plan for the cluster described in this JSON file")
     words = 'auto (the default), a plan.json, or words: "dp2 tp2 zero3", "pp4 dp2 1f1b micro8"'
     parser.add_argument("--plan", default="auto", metavar="PLAN", help=words)
+    parts = "pp, dp, cp, sp, tp, zero, recompute, sequence_parallel, micro_batches, schedule"
+    parser.add_argument("--fix", action="append", default=[], metavar="PART=VALUE", help=f"a part that the plan of auto must have: {parts}")
+    parser.add_argument("--forbid", action="append", default=[], metavar="PART=VALUE", help="one that it must not have, such as zero=2,3")
+    parser.add_argument("--time-limit", type=_seconds, metavar="S", help="seconds after which auto takes the best plan that it has")
     parser.add_argument("--batch-size", type=_whole, default=8, metavar="N", help="global batch of hf: example inputs (default 8)")
     parser.add_argument("--sequence-length", type=_whole, default=64, metavar="N", help="of hf: example inputs (default 64)")
 
@@ -155,6 +166,16 @@ def _whole(text: str) -> int:
         number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return number
 
 

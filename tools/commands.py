@@ -16,9 +16,11 @@ from hgc.backends import parity, torchrun
 from hgc.cluster import Cluster
 from hgc.errors import ArtifactError, HgcError, PlanError
 from hgc.passes.sharding.plan_text import PlanText
+from hgc.passes.sharding.search.pins import parse_pins
 from hgc.plan import Plan
 from hgc.tools import models
 from hgc.tools.console import heading, say, stage, table
+from hgc.tools.explain import explain_command as explain_command
 from hgc.tools.profile.launch import launch
 from hgc.tools.simulate import simulate_command as simulate_command
 
@@ -38,6 +40,7 @@ def compile_command(request: argparse.Namespace) -> int:
     say(f"  torchrun --nproc-per-node {_processes(cluster)} {folder / PROGRAM} --steps 20    run it")
     say(f"  hgc verify {folder}    compare it with the model")
     say(f"  hgc show {folder}      plan, blocks, picture")
+    say(f"  hgc explain {folder}   why this plan")
     return 0
 
 
@@ -110,10 +113,11 @@ def _compile(request: argparse.Namespace) -> tuple[Cluster, compiler.Executable]
     """What takes no time is checked before the model is loaded."""
     cluster = Cluster.load(request.cluster) if request.cluster else Cluster.local(request.devices)
     plan = _plan(request.plan, cluster)
+    fix, forbid = parse_pins("fix", request.fix), parse_pins("forbid", request.forbid)
     with stage("load the model"):
         model, inputs = models.load(request.model, request.batch_size, request.sequence_length)
     with stage("trace, plan, distribute"):
-        executable = compiler.compile(model, inputs, cluster=cluster, plan=plan)
+        executable = compiler.compile(model, inputs, cluster=cluster, plan=plan, fix=fix, forbid=forbid, time_limit_s=request.time_limit)
     return cluster, executable
 
 

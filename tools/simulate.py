@@ -31,7 +31,7 @@ def simulate_command(request: argparse.Namespace) -> int:
     plan = Plan.load(folder / PLAN)
     sys.path.insert(0, str(Path.cwd()))
     with stage("trace the model"):
-        traced = _traced(folder, request.model)
+        traced = traced_again(folder, request.model)
     sizes = _sizes(traced, request)
     with stage("simulate"):
         found = compiler.simulate(traced, plan, cluster, sizes, Options(optimizer=request.optimizer))
@@ -57,7 +57,7 @@ def find_cluster(text: str) -> Cluster:
     return Cluster.preset(match[1], nodes=int(match[2] or 1))
 
 
-def _traced(folder: Path, model: str | None) -> Program:
+def traced_again(folder: Path, model: str | None) -> Program:
     """The program of the model that the folder was made from, which it keeps for ``hgc verify``."""
     if model:
         module, inputs = models.load(model, 8, 64)

@@ -23,7 +23,7 @@ from hgc.ir.program import Program
 from hgc.plan import Plan
 from hgc.schedule import Schedule
 
-PROGRAM, PLAN, MANIFEST, LAUNCH = "program.py", "plan.json", "manifest.json", "launch.sh"
+PROGRAM, PLAN, MANIFEST, LAUNCH, CLUSTER = "program.py", "plan.json", "manifest.json", "launch.sh", "cluster.json"
 VERSION = 1
 
 

@@ -61,6 +61,7 @@ class SearchPlanner(Planner):
         fix, forbid: parts of the plan (:data:`~hgc.passes.sharding.search.pins.PARTS`), ``fix={"tp": 2, "zero": [0, 3]}``.
         schedules: for the judge to try where there are stages; ``"interleaved"`` has the search look at parts that take turns.
         precision: of the plan. ``execution``: how it runs, as the judge has it.
+        shown, refined: how many plans the judge sees for each space, and in how many rounds neighbours of the best.
         also: plans that the judge compares with those that are found.
         time_limit_s: after it nothing new is begun once there is a plan; notes say what was left out. ``clock``: seconds that only grow.
 
@@ -79,6 +80,8 @@ class SearchPlanner(Planner):
     precision: Precision = field(default_factory=Precision)
     execution: Execution = EAGER
     also: tuple[Plan, ...] = ()
+    shown: int = SHOWN
+    refined: int = REFINED
     time_limit_s: float | None = None
     clock: Callable[[], float] = time.monotonic
 
@@ -97,14 +100,14 @@ class SearchPlanner(Planner):
         self.pins.check(cluster.devices, len(blocks.kinds), blocks.batch)
         began_s, limit_s = self.clock(), math.inf if self.time_limit_s is None else self.time_limit_s
         late = Late(lambda: self.clock() - began_s >= limit_s)
-        asked = any(name in ("cp", "sp") for name, _ in self.pins.fix)
+        asked = any(name in ("cp", "sp") for name in self.pins.names())
         shared = _AT_WILL if asked else _AS_NEEDED if blocks.batch < cluster.devices else _NONE
         tried = self._problems(blocks, shared, late)
-        if shared != _AT_WILL and not _searched([problem for problem, _ in tried], late).found:
+        if shared != _AT_WILL and not _searched([problem for problem, _ in tried], late, self.shown).found:
             tried = self._problems(blocks, _AT_WILL, late)
         share = 1.0
         for _ in range(_ROUNDS):
-            outcome = _searched([replace(problem, limit=problem.limit * share) for problem, _ in tried], late)
+            outcome = _searched([replace(problem, limit=problem.limit * share) for problem, _ in tried], late, self.shown)
             if not outcome.found:
                 break
             judged = self._judged(program, cluster, outcome, [strategies for _, strategies in tried], late)
@@ -195,7 +198,7 @@ class SearchPlanner(Planner):
     def _refined(self, program: Program, cluster: Cluster, judged: Sequence[Judged], late: Late) -> list[Judged]:
         """Neighbours of the best plan that fits, and theirs as long as they are better."""
         seen, found = {each.plan for each in judged}, list[Judged]()
-        for _ in range(REFINED):
+        for _ in range(self.refined):
             fitting = [each for each in (*judged, *found) if each.fits]
             if not fitting or late():
                 break
@@ -261,36 +264,37 @@ class SearchPlanner(Planner):
         return bool(list(replace(self, fix=pins.fix, forbid=pins.forbid)._spaces(blocks, _AT_WILL)))
 
 
-def _searched(problems: Sequence[Pipeline], late: Late) -> Outcome:
+def _searched(problems: Sequence[Pipeline], late: Late, shown: int) -> Outcome:
     """The best plans with one strategy for each stage, and the best with one for each block where that is another.
 
     Bounds hold for both where stages are not interleaved: parts that take turns have one strategy for each stage.
     """
     plain = [index for index, problem in enumerate(problems) if problem.virtual == 1]
-    differing = search([problems[index] for index in plain], mixed, is_late=late)
     same = search(problems, alike, margin=MARGIN, is_late=late)
+    enough_s = same.found[0].plan.step_s * (1 - _AS_FAST) if same.found else math.inf
+    differing = search([problems[index] for index in plain], mixed, is_late=late, below_s=enough_s)
     best = [replace(found, index=plain[found.index]) for found in differing.found[:1]]
     others = [found for found in best if any(len(set(stage.choices)) > 1 for stage in found.plan.stages)]
-    found = sorted((*_unlike(same.found), *others), key=lambda each: each.plan.step_s)
+    found = sorted((*_unlike(same.found, shown), *others), key=lambda each: each.plan.step_s)
     bound_s = min(differing.lower_bound_s, same.lower_bound_s)
     searched = same.searched + differing.searched
     return Outcome(tuple(found), bound_s, searched, same.left_out + differing.left_out, same.solved + differing.solved)
 
 
-def _unlike(found: Sequence[Found]) -> list[Found]:
+def _unlike(found: Sequence[Found], shown: int) -> list[Found]:
     """The best of each number of stages, of parts, and choice of each stage, in order of time."""
     kept: dict[tuple[int, bool, tuple[int, ...]], Found] = {}
     for each in found:
         first = tuple(stage.choices[0] for stage in each.plan.stages)
         kept.setdefault((each.problem.stages, each.problem.virtual > 1, first), each)
-    return list(kept.values())[:SHOWN]
+    return list(kept.values())[:shown]
 
 
 def _shares_sequence(strategy: Strategy, batch: int) -> int:
     """How much the ranks of a stage share sequences: not, about as much as the batch lacks rows, more than that."""
     group = strategy.cp * strategy.sp
     lacking = strategy.devices / strategy.tp / batch
-    return _NONE if group == 1 else _AS_NEEDED if 1 < lacking and group <= _LONGEST_SEQUENCE_GROUP * lacking else _AT_WILL
+    return _NONE if group == 1 else _AS_NEEDED if lacking > 1 and group <= _LONGEST_SEQUENCE_GROUP * lacking else _AT_WILL
 
 
 def _simplest(judged: Sequence[Judged]) -> Judged:

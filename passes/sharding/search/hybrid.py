@@ -48,17 +48,18 @@ def search(
     cut: Search = walk_then_all,
     margin: float = 0.0,
     is_late: Callable[[], bool] = never,
+    below_s: float = math.inf,
 ) -> Outcome:
     """Plans of problems that differ in stages and micro-batches.
 
     Problems are taken in the order of their quick bounds, until no bound is below the best plan (times ``1 + margin``, for those who want
     runners-up too); those that a closer bound rules out are left out too. Once ``is_late()``, the search ends with the first plan that it
-    has; bounds of what it did not get to count.
+    has; bounds of what it did not get to count. ``below_s``: only faster plans are wanted.
     """
     bounds = [quick_bound_s(problem) for problem in problems]
     order = sorted((index for index, bound_s in enumerate(bounds) if math.isfinite(bound_s)), key=lambda index: bounds[index])
     found: list[Found] = []
-    best_s = math.inf
+    best_s = below_s
     solved = searched = 0
     for index in order:
         if bounds[index] >= best_s * (1 + margin) or (found and is_late()):
@@ -67,7 +68,7 @@ def search(
         if bounds[index] >= best_s * (1 + margin):
             continue
         stages = Stages(problems[index], choose)
-        plan = cut(problems[index], stages)
+        plan = cut(problems[index], stages, best_s * (1 + margin))
         bounds[index] = max(bounds[index], cut_bound_s(problems[index], stages))
         searched, solved = searched + 1, solved + stages.solved
         if plan is not None:

@@ -16,6 +16,7 @@ from hgc.passes.sharding.search.pipeline import (
     StagePlan,
     Stages,
     measured,
+    price_grid,
     reference_choices,
     spans,
     step_s,
@@ -162,10 +163,10 @@ def best_cuts(problem: Pipeline, stages: Stages | None = None, below_s: float = 
     """The best of all cuts, given what ``stages`` plans for each; ``None`` if none fits, or none is faster than ``below_s``.
 
     Fronts of (longest micro-batch, sum of last ones) for each number of stages and of blocks; dominated ones, and those that
-    cannot be faster than the best known, are dropped.
+    cannot be faster than the best known, are dropped: before a stage is planned by what its blocks take at prices of memory.
     """
     stages = stages or Stages(problem)
-    fastest = _Fastest(problem)
+    fastest, priced = _Fastest(problem), _Priced(problem)
     fronts: dict[int, list[_Front]] = {0: [_Front(0.0, 0.0, ())]}
     for stage in range(problem.stages):
         nexts: dict[int, list[_Front]] = {}
@@ -173,7 +174,8 @@ def best_cuts(problem: Pipeline, stages: Stages | None = None, below_s: float = 
         for start, found in fronts.items():
             ends = range(start + 1, problem.blocks - left + 1) if left else [problem.blocks]
             for end in ends:
-                alive = [front for front in found if fastest.step_s(front, stage, start, end) < below_s]
+                least_s = priced.busy_s(stage, start, end) + fastest.rest_s(end) if math.isfinite(below_s) else 0.0
+                alive = [front for front in found if max(front.sum_s + least_s, fastest.step_s(front, stage, start, end)) < below_s]
                 planned = stages(stage, start, end) if alive else None
                 if planned is None:
                     continue
@@ -217,12 +219,39 @@ class _Fastest:
         self._micro = np.append(0.0, problem.micro_s.min(axis=1).cumsum())
         self._whole = np.append(0.0, (problem.micro_s / problem.virtual + problem.last_s).min(axis=1).cumsum())
 
+    def rest_s(self, end: int) -> float:
+        """What the last micro-batch takes in the blocks behind ``end``."""
+        return float(self._whole[-1] - self._whole[end])
+
     def step_s(self, front: _Front, stage: int, start: int, end: int) -> float:
         """A step whose first stages are the front's, if blocks ``start`` to ``end`` are the next one (none if it is empty)."""
         behind = self._problem.stages - stage - (end > start)
         rest_s = (self._micro[-1] - self._micro[end]) / behind if behind else 0.0
         longest_s = max(front.longest_s, self._micro[end] - self._micro[start], rest_s)
         return float(self._problem.steady * longest_s + front.sum_s + self._whole[-1] - self._whole[start])
+
+
+class _Priced:
+    """Lower bounds of what any span of blocks is busy as a stage: each block chooses alone at a price of memory (Lagrangian duality)."""
+
+    def __init__(self, problem: Pipeline) -> None:
+        self._problem = problem
+        self._busy_s = problem.micro_batches * problem.micro_s + problem.last_s
+        self._prices = price_grid(self._busy_s, problem.memory(0))
+        self._known: dict[float, tuple[Numbers, Numbers]] = {}
+
+    def busy_s(self, stage: int, start: int, end: int) -> float:
+        """Infinite if nothing fits."""
+        alive = self._problem.in_flight(stage)
+        if alive not in self._known:
+            memory = np.where(np.isfinite(self._busy_s), self._problem.memory(stage), np.inf)
+            lengths = np.array([(self._busy_s + price * np.where(np.isfinite(memory), memory, 0.0)).min(axis=1) for price in self._prices])
+            least = memory.min(axis=1)
+            self._known[alive] = np.pad(lengths.cumsum(axis=1), ((0, 0), (1, 0))), np.append(0.0, least.cumsum())
+        lengths, least = self._known[alive]
+        if least[end] - least[start] > self._problem.limit * (1 + 1e-9):
+            return math.inf
+        return float((lengths[:, end] - lengths[:, start] - self._prices * self._problem.limit).max())
 
 
 def _undominated(fronts: list[_Front]) -> list[_Front]:
@@ -233,11 +262,13 @@ def _undominated(fronts: list[_Front]) -> list[_Front]:
     return kept
 
 
-Search = Callable[[Pipeline, Stages], PipelinePlan | None]
+Search = Callable[[Pipeline, Stages, float], PipelinePlan | None]
+"""``(problem, stages, below_s)``: a plan that is faster than that, if there is one."""
 
 
-def walk_then_all(problem: Pipeline, stages: Stages) -> PipelinePlan | None:
-    """The best cuts; BMW's walk first, so that most others need not be looked at."""
+def walk_then_all(problem: Pipeline, stages: Stages, below_s: float = math.inf) -> PipelinePlan | None:
+    """The best cuts; where nothing is known to be beaten BMW's walk comes first, so that most others need not be looked at."""
+    if math.isfinite(below_s):
+        return best_cuts(problem, stages, below_s)
     walked = bmw(problem, stages).best
-    better = best_cuts(problem, stages, walked.step_s if walked else math.inf)
-    return better or walked
+    return best_cuts(problem, stages, walked.step_s if walked else math.inf) or walked

@@ -287,12 +287,18 @@ def quick_bound_s(problem: Pipeline, prices: int = 40) -> float:
     if not usable.any(axis=1).all() or count @ memory.min(axis=1) > limit:
         return math.inf
     time_s, memory = np.where(usable, time_s, 0.0), np.where(usable, memory, 0.0)
-    trades = np.where(usable, time_s, np.nan)
-    spread_s, spread = np.nanmax(trades) - np.nanmin(trades), np.ptp(memory[usable])
-    steepest = 10 * spread_s / max(float(spread), 1.0) * 1e3
-    grid = np.append(0.0, np.geomspace(steepest * 1e-9, steepest, prices)) if steepest > 0 else np.zeros(1)
+    grid = price_grid(np.where(usable, time_s, np.inf), memory, prices)
     lengths = np.where(usable[:, :, None], time_s[:, :, None] + grid * memory[:, :, None], np.inf).min(axis=1)
     return float((count @ lengths - grid * limit).max())
+
+
+def price_grid(time_s: Numbers, memory: Numbers, prices: int = 40) -> Numbers:
+    """Prices of memory from nothing to far above what all times can pay for all memories (arrays of one shape, infinite times left out)."""
+    usable = np.isfinite(time_s)
+    if not usable.any():
+        return np.zeros(1)
+    steepest = 1e4 * float(np.ptp(time_s[usable])) / max(float(np.ptp(memory[usable])), 1.0)
+    return np.append(0.0, np.geomspace(steepest * 1e-9, steepest, prices)) if steepest > 0 else np.zeros(1)
 
 
 def _relaxed_numbers(problem: Pipeline) -> tuple[Numbers, Numbers, float]:

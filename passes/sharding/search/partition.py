@@ -46,15 +46,15 @@ def balanced(loads: Numbers) -> Cuts:
 
 
 def time_balanced(problem: Pipeline, choices: Sequence[int]) -> Cuts:
-    """By the time of a micro-batch under these strategies."""
+    """By the time of a micro-batch under these strategies, on the devices of each stage."""
     loads = problem.micro_s[np.arange(problem.blocks), np.asarray(choices)]
-    return balanced(np.broadcast_to(loads, (problem.stages, problem.blocks)))
+    return balanced(np.array([loads * problem.pace_of(stage) for stage in range(problem.stages)]))
 
 
 def memory_balanced(problem: Pipeline, choices: Sequence[int]) -> Cuts:
     """By memory under these strategies; early stages hold more micro-batches."""
     rows, chosen = np.arange(problem.blocks), np.asarray(choices)
-    return balanced(np.array([problem.memory(stage)[rows, chosen] for stage in range(problem.stages)]))
+    return balanced(np.array([problem.memory(stage)[rows, chosen] / problem.limit_of(stage) for stage in range(problem.stages)]))
 
 
 def balance_degree(loads: Sequence[float]) -> float:
@@ -144,7 +144,8 @@ def _is_worth(problem: Pipeline, plan: PipelinePlan, cuts: Cuts, fullest: float)
     stages = _with(problem, cuts, plan.choices)
     not_slower = max(stage.micro_s for stage in stages) <= max(stage.micro_s for stage in plan.stages) * (1 + 1e-9)
     most = max(stage.memory for stage in stages)
-    return not_slower and most <= problem.limit and most <= fullest * (1 + 1e-9)
+    fits = all(stage.memory <= limit for stage, limit in zip(stages, problem.limits, strict=True))
+    return not_slower and fits and most <= fullest * (1 + 1e-9)
 
 
 # -- all cuts ---------------------------------------------------------------------------------------------------------------------------
@@ -194,8 +195,9 @@ def cut_bound_s(problem: Pipeline, stages: Stages) -> float:
     With ``n`` a micro-batch's time and ``c`` the last one's, a step takes at least ``(m - 1) * n + c`` of any stage (what it is busy, also
     where ``c`` is that of its last part) and the ``c`` of the others; so at least the sum of the least ``c`` of all blocks, and of the
     stage that is busiest what it is busy beyond its own.
-    Stages that were not planned count as if each block had its fastest strategy.
+    Stages that were not planned count by what their blocks take at prices of memory.
     """
+    priced = _Priced(problem)
     micro_s = np.append(0.0, problem.micro_s.min(axis=1).cumsum())
     whole_s = np.append(0.0, (problem.micro_s / problem.virtual + problem.last_s).min(axis=1).cumsum())
     best = np.full(problem.blocks + 1, np.inf)
@@ -205,7 +207,7 @@ def cut_bound_s(problem: Pipeline, stages: Stages) -> float:
         for start in np.flatnonzero(np.isfinite(best)).tolist():
             for end in range(start + 1, problem.blocks - (problem.stages - stage - 1) + 1):
                 fastest_s = problem.steady * (micro_s[end] - micro_s[start])
-                busy_s = stages.bound_s(stage, start, end) - (whole_s[end] - whole_s[start])
+                busy_s = max(stages.bound_s(stage, start, end), priced.busy_s(stage, start, end)) - (whole_s[end] - whole_s[start])
                 after[end] = min(after[end], max(best[start], fastest_s, busy_s))
         best = after
     return float(best[-1] + whole_s[-1])
@@ -249,9 +251,9 @@ class _Priced:
             least = memory.min(axis=1)
             self._known[alive] = np.pad(lengths.cumsum(axis=1), ((0, 0), (1, 0))), np.append(0.0, least.cumsum())
         lengths, least = self._known[alive]
-        if least[end] - least[start] > self._problem.limit * (1 + 1e-9):
+        if least[end] - least[start] > self._problem.limit_of(stage) * (1 + 1e-9):
             return math.inf
-        return float((lengths[:, end] - lengths[:, start] - self._prices * self._problem.limit).max())
+        return float((lengths[:, end] - lengths[:, start] - self._prices * self._problem.limit_of(stage)).max())
 
 
 def _undominated(fronts: list[_Front]) -> list[_Front]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -90,7 +90,7 @@ class ProgramBlocks:
     refused: dict[str, str] = field(default_factory=dict)
     """Strategy (as lowered) -> why some block cannot have it."""
     _lowered: dict[tuple[str, Strategy], _Lowered | None] = field(default_factory=dict)
-    _numbers: dict[tuple[int, Strategy, int], Numbers] = field(default_factory=dict)
+    _numbers: dict[tuple[int, Strategy, int, Device], Numbers] = field(default_factory=dict)
     _switches: dict[tuple[tuple[Strategy, ...], int], Seconds] = field(default_factory=dict)
 
     @cached_property
@@ -121,10 +121,12 @@ class ProgramBlocks:
     @cached_property
     def limit_bytes(self) -> float:
         """Of the smallest device, for tensors; the allocator of a GPU loses a share beside them."""
-        smallest = min(self.cluster.nodes, key=lambda node: node.device.memory_bytes).device
-        reserve = reserve_of(smallest)
-        lost = self.execution.fragmentation if smallest.type == "cuda" else 0.0
-        return float(smallest.memory_bytes - reserve.context_bytes - _GROUPS * reserve.communicator_bytes) / (1 + lost)
+        return min(self._limit_of(node.device) for node in self.cluster.nodes)
+
+    def _limit_of(self, device: Device) -> float:
+        reserve = reserve_of(device)
+        lost = self.execution.fragmentation if device.type == "cuda" else 0.0
+        return float(device.memory_bytes - reserve.context_bytes - _GROUPS * reserve.communicator_bytes) / (1 + lost)
 
     def elsewhere(self, program: Program | None = None, cluster: Cluster | None = None) -> ProgramBlocks:
         """The same blocks at other example sizes, or on other devices; what was lowered and measured serves both."""
@@ -144,9 +146,11 @@ class ProgramBlocks:
 
         What the last micro-batch takes longer than others is divided by the stages: those behind have it while those before still work.
         """
-        kinds = sorted(set(self.kinds))
-        table = {kind: np.array([self._of(kind, strategy, micro_batches) for strategy in strategies]) for kind in kinds}
-        numbers = np.array([table[kind] for kind in self.kinds])
+        places = self._places(stages)
+        tables = {device: self._table(strategies, micro_batches, device) for device in dict.fromkeys(device for device, _ in places)}
+        paces = {device: _pace(table, min(tables.values(), key=_typical_s)) for device, table in tables.items()}
+        numbers = min(tables.values(), key=_typical_s).copy()
+        least = min(limit for _, limit in places)
         arrivals = self._arrivals(strategies, stages, micro_batches, virtual)
         for each in arrivals:
             for reader in each.readers:
@@ -160,11 +164,27 @@ class ProgramBlocks:
             self._switches_s(tuple(strategies), micro_batches),
             stages,
             micro_batches,
-            self.limit_bytes,
+            least,
             self.kinds,
             virtual,
             arrivals,
+            tuple(paces[device] for device, _ in places) if len(set(paces.values())) > 1 else (),
+            tuple(limit / least for _, limit in places) if any(limit > least for _, limit in places) else (),
         )
+
+    def _places(self, stages: int) -> list[tuple[Device, float]]:
+        """Of each stage's ranks, which follow one another: the slowest device, and the memory of the smallest one."""
+        ranks = self.cluster.devices // stages
+        spans = [range(stage * ranks, (stage + 1) * ranks) for stage in range(stages)]
+        return [(slowest_device(self.cluster, span), min(map(self._limit_of, self._devices(span)))) for span in spans]
+
+    def _devices(self, ranks: Iterable[int]) -> list[Device]:
+        return [self.cluster.nodes[node].device for node in sorted({self.cluster.owners[rank] for rank in ranks})]
+
+    def _table(self, strategies: Sequence[Strategy], micro_batches: int, device: Device) -> Seconds:
+        """[blocks, strategies, :data:`Numbers`] on devices of one kind."""
+        table = {kind: np.array([self._of(kind, strategy, micro_batches, device) for strategy in strategies]) for kind in set(self.kinds)}
+        return np.array([table[kind] for kind in self.kinds])
 
     def _block(self, kind: int, strategy: Strategy) -> _Lowered | None:
         graph = replace(lowered_alike(strategy), dp=1)
@@ -182,25 +202,25 @@ class ProgramBlocks:
         own = [block.body for block in lowered.blocks()][-1]  # what comes from the batch alone is computed in front of it
         return _Lowered(lowered, costs, own, float(optimizer_bytes(lowered, graph, self.precision)), self.precision, self.execution)
 
-    def _of(self, kind: int, strategy: Strategy, micro_batches: int) -> Numbers:
-        key = kind, strategy, micro_batches
+    def _of(self, kind: int, strategy: Strategy, micro_batches: int, device: Device) -> Numbers:
+        key = kind, strategy, micro_batches, device
         if key not in self._numbers:
             divides = self.batch % (strategy.dp * micro_batches) == 0
-            self._numbers[key] = self._measured(kind, strategy, micro_batches) if divides else _IMPOSSIBLE
+            self._numbers[key] = self._measured(kind, strategy, micro_batches, device) if divides else _IMPOSSIBLE
         return self._numbers[key]
 
-    def _measured(self, kind: int, strategy: Strategy, micro_batches: int) -> Numbers:
+    def _measured(self, kind: int, strategy: Strategy, micro_batches: int, device: Device) -> Numbers:
         block = self._block(kind, strategy)
         if block is None:
             return _IMPOSSIBLE
         sizes = self._sizes(strategy.dp * micro_batches)
-        time = block.times(strategy.recompute, sizes, self.device, self.cluster, strategy)
+        time = block.times(strategy.recompute, sizes, device, self.cluster, strategy)
         terms = block.memory(strategy.recompute, sizes)
         ranks = math.prod(getattr(strategy, axis) for axis in DATA_AXES)
         state = _State(terms, ranks, strategy.zero, micro_batches)
         every_s, last_s = self._traffic_s(state, time, strategy)
-        update_s = optimizer_s(block.optimizer_bytes / state.optimizer_parts, self.device)
-        adding_s = optimizer_s(3 * terms["gradients"], self.device) if micro_batches > 1 else 0.0
+        update_s = optimizer_s(block.optimizer_bytes / state.optimizer_parts, device)
+        adding_s = optimizer_s(3 * terms["gradients"], device) if micro_batches > 1 else 0.0
         return (
             time.forward_s + time.backward_s + every_s + adding_s,
             last_s + update_s - adding_s,
@@ -299,6 +319,17 @@ class ProgramBlocks:
                 known.setdefault(crossing, 2 * time_s("all_to_all", crossing, where) if crossing else 0.0)
                 found[before, after] += known[crossing]
         return found
+
+
+def _typical_s(table: Seconds) -> float:
+    """A micro-batch of all blocks, in the median over strategies that all of them can have."""
+    whole_s = table[:, :, 0].sum(axis=0)
+    return float(np.median(whole_s[np.isfinite(whole_s)])) if np.isfinite(whole_s).any() else math.inf
+
+
+def _pace(table: Seconds, fastest: Seconds) -> float:
+    """How many times as long as the fastest devices."""
+    return _typical_s(table) / _typical_s(fastest) if math.isfinite(_typical_s(table)) else 1.0
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Arrival:
 class Pipeline:
     """Blocks of a program for one number of stages and of micro-batches, in the order 1F1B, or interleaved.
 
-    Stage ``i`` of ``P`` holds what ``in_flight(i)`` micro-batches save. All stages have as many devices, and ``limit`` of memory.
+    Stage ``i`` of ``P`` holds what ``in_flight(i)`` micro-batches save. All stages have as many devices, of ``limit`` memory each.
 
     Args:
         micro_s: [blocks, strategies], forward and backward of one micro-batch; infinite where a block cannot have a strategy.
@@ -53,6 +53,8 @@ class Pipeline:
         kinds: of each block; those of one kind have the same numbers.
         virtual: parts of each stage that take turns (Narayanan et al. 2021, section 2.2); cuts count the blocks of all its parts.
         arrivals: values that blocks of later stages may read, skip edges too.
+        pace: of each stage, how many times as long as these numbers its devices take, at least 1; ``room``: how many times ``limit`` they
+            have, at least 1. Empty: all alike.
     """
 
     micro_s: Numbers
@@ -67,6 +69,18 @@ class Pipeline:
     kinds: tuple[int, ...]
     virtual: int = 1
     arrivals: tuple[Arrival, ...] = ()
+    pace: tuple[float, ...] = ()
+    room: tuple[float, ...] = ()
+
+    def limit_of(self, stage: int) -> float:
+        return self.limit * (self.room[stage] if self.room else 1.0)
+
+    def pace_of(self, stage: int) -> float:
+        return self.pace[stage] if self.pace else 1.0
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        return tuple(map(self.limit_of, range(self.stages)))
 
     @property
     def blocks(self) -> int:
@@ -110,22 +124,22 @@ class Pipeline:
     def signature(self, stage: int, start: int, end: int) -> Hashable:
         """Equal for stages that are the same problem."""
         arriving = tuple((position, each.kind, each.maker < start) for position, each in self.arriving(start, end))
-        return self.in_flight(stage), self.kinds[start:end], arriving
+        return self.in_flight(stage), self.kinds[start:end], arriving, self.pace_of(stage), self.limit_of(stage)
 
     def numbers(self, stage: int, start: int, end: int) -> StageNumbers:
         """Blocks ``start`` to ``end`` as one stage."""
         part = slice(start, end)
-        micro_s, memory = self.micro_s[part].copy(), self.memory(stage)[part].copy()
+        micro_s, memory = self.micro_s[part] * self.pace_of(stage), self.memory(stage)[part].copy()
         for position, each in self.arriving(start, end):
             micro_s[position] += each.time_s if each.maker < start else 0.0
             memory[position] += self.in_flight(stage) * each.saved
-        return StageNumbers(micro_s, self.last_s[part], memory, self.passing[part])
+        return StageNumbers(micro_s, self.last_s[part] * self.pace_of(stage), memory, self.passing[part])
 
     def chain(self, stage: int, start: int, end: int) -> Chain:
         """Blocks ``start`` to ``end`` as one stage, to be busy as briefly as possible."""
         found = self.numbers(stage, start, end)
         busy_s = self.micro_batches * found.micro_s + found.last_s
-        return Chain(busy_s, found.memory, self.switch_s * self.micro_batches, self.limit, found.passing)
+        return Chain(busy_s, found.memory, self.switch_s * self.micro_batches, self.limit_of(stage), found.passing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +218,7 @@ def alike(problem: Pipeline, stage: int, start: int, end: int) -> tuple[tuple[in
     part = problem.numbers(stage, start, end)
     memory = part.memory.sum(axis=0) + part.passing.max(axis=0)
     busy_s = (problem.micro_batches * part.micro_s + part.last_s).sum(axis=0)
-    busy_s = np.where(memory <= problem.limit, busy_s, np.inf)
+    busy_s = np.where(memory <= problem.limit_of(stage), busy_s, np.inf)
     best = int(busy_s.argmin())
     return ((best,) * (end - start), float(busy_s[best])) if np.isfinite(busy_s[best]) else None
 
@@ -305,7 +319,7 @@ def _relaxed_numbers(problem: Pipeline) -> tuple[Numbers, Numbers, float]:
     """Times, memory and limit of all blocks as if memory could move between stages, and nothing had to be sent."""
     time_s = (problem.steady / problem.stages + 1 / problem.virtual) * problem.micro_s + problem.last_s
     alive = min(problem.in_flight(stage) for stage in range(problem.stages))
-    return time_s, problem.state + alive * problem.saved, problem.stages * problem.limit
+    return time_s, problem.state + alive * problem.saved, sum(problem.limits)
 
 
 def _relaxed(problem: Pipeline) -> tuple[tuple[int, ...] | None, float]:

@@ -291,10 +291,10 @@ def _unlike(found: Sequence[Found], shown: int) -> list[Found]:
 
 
 def _shares_sequence(strategy: Strategy, batch: int) -> int:
-    """How much the ranks of a stage share sequences: not, about as much as the batch lacks rows, more than that."""
-    group = strategy.cp * strategy.sp
-    lacking = strategy.devices / strategy.tp / batch
-    return _NONE if group == 1 else _AS_NEEDED if lacking > 1 and group <= _LONGEST_SEQUENCE_GROUP * lacking else _AT_WILL
+    """How much the ranks of a stage share sequences: not, about as much as the batch has too few rows to give all equally many, more."""
+    group, ranks = strategy.cp * strategy.sp, strategy.devices // strategy.tp
+    needed = batch % ranks != 0 and group <= _LONGEST_SEQUENCE_GROUP * max(ranks / batch, 1)
+    return _NONE if group == 1 else _AS_NEEDED if needed else _AT_WILL
 
 
 def _simplest(judged: Sequence[Judged]) -> Judged:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives
+import torch.overrides
 import torch.utils._pytree
 import torch.utils._sympy.functions
 from torch import Tensor, nn
@@ -374,6 +375,11 @@ def named_gathers(module: Any, gathering: Callable[[], Any], scattering: Callabl
     finally:
         for group, gather, scatter in before:
             group._all_gather_comm, group._reduce_scatter_comm = gather, scatter
+
+
+def function_modes() -> list[Any]:
+    """The ``TorchFunctionMode`` objects that are active, outermost first; torch takes them off while backward calls Python."""
+    return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 def forget_shardings() -> None:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from hgc import _torch_compat as compat
 from hgc.backends.parity.threads import run_ranks
@@ -331,3 +333,21 @@ def test_meshes_end_with_their_models_once_shardings_are_forgotten() -> None:
     run_ranks(2, rank_main)
     gc.collect()
     assert [mesh() for mesh in seen] == [None, None]
+
+
+def test_function_modes_are_off_while_backward_calls_python() -> None:
+    """What ``rt.recompute`` mends: a mode is listed where it is entered, and not in the second run of a checkpoint."""
+
+    class Nothing(TorchFunctionMode):
+        pass
+
+    seen: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(len(compat.function_modes()))
+        return x.sin().cos()
+
+    with Nothing() as mode:
+        assert compat.function_modes() == [mode]
+        checkpoint(function, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+    assert seen == [1, 0]

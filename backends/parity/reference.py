@@ -100,7 +100,7 @@ def run(reference: Reference, case: Case) -> Outcome:
     gradients: dict[str, Tensor] = {}
     with without_dropout(), precision(case.dtype):
         for step, batch in enumerate(case.batches):
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=False)  # who gets no gradient in this step (an expert without tokens) keeps its momentum
             with dtypes.computing(torch.device("cpu")):
                 loss = loss_of(model, reference, to_dtype(batch, case.dtype))
             loss.backward()  # type: ignore[no-untyped-call]

@@ -46,7 +46,7 @@ def verify(
         reference: what to compare with, instead of the one stored in the folder.
         dtype: float32 (limit 1e-5) or float64 (limit 1e-10).
         ranks: gloo processes, or threads of this process: about twenty times quicker, the same numbers.
-        precision: with it both sides run under the same autocast. In bfloat16 the limit is 2e-2, or four times the model's own error.
+        precision: with it both sides run under the same autocast. In bfloat16 the limit is 1e-1, or four times the model's own error.
 
     Raises ArtifactError if the folder is no executable, or if a process of the emitted program fails.
     """
@@ -58,10 +58,11 @@ def verify(
     case = replace(make_case(stored, dtype, steps, seed, optimizer), precision=precision)
     stored = replace(stored, model=single.without_weights(stored.model))
     expected = single.run(stored, case)
-    truth = None if dtype == torch.float64 else single.run(stored, first_step_in_float64(case)).gradients
+    truth = None if dtype == torch.float64 else single.run(stored, in_float64(case))
     found = RANKS[ranks](directory, case, plan.devices, timeout_s)
     computed = read_precision(precision or Precision()).autocast or dtype
-    return compare(expected, found, computed, plan.devices, _in_words(plan), truth)
+    true = (truth.gradients, truth.state) if truth else (None, None)
+    return compare(expected, found, computed, plan.devices, _in_words(plan), *true)
 
 
 def _in_words(plan: Plan) -> str:
@@ -69,8 +70,12 @@ def _in_words(plan: Plan) -> str:
     return f"{len(plan.stages)} stages of {strategies} in {plan.schedule}" if plan.stages else strategies
 
 
+def in_float64(case: Case) -> Case:
+    return replace(case, state=to_dtype(case.state, torch.float64), dtype=torch.float64, precision=None)
+
+
 def first_step_in_float64(case: Case) -> Case:
-    return replace(case, state=to_dtype(case.state, torch.float64), batches=case.batches[:1], dtype=torch.float64, precision=None)
+    return replace(in_float64(case), batches=case.batches[:1])
 
 
 def _plan(directory: Path) -> Plan:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hgc._torch_compat import function_modes
 from hgc.ir.ops import groups, random
 
 
@@ -36,15 +37,18 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class _Again:
-    """The circumstances of the second run: groups and random numbers of the first, and buffers that may be thrown away."""
+    """The circumstances of the second run: groups, function modes and random numbers of the first, and buffers that may be thrown away."""
 
     def __init__(self, function: Callable[..., Any], table: Mapping[str, groups.Group], random_state: Tensor | None) -> None:
         self._function, self._table, self._random_state = function, table, random_state
+        self._modes = function_modes()
         self._entered = ExitStack()
 
     def __enter__(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(groups.use(self._table))
+            for mode in self._modes if not function_modes() else ():
+                stack.enter_context(mode)
             if self._random_state is not None:
                 stack.callback(random.set_state, random.get_state())
                 random.set_state(self._random_state)

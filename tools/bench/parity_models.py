@@ -126,7 +126,7 @@ SKIPPED = {
 """Zoo entries that take no part, and why."""
 EXPERTS = ("Switch", "Mixtral", "Qwen3-MoE", "DeepSeek-V3", "GPT-OSS")
 """Zoo entries where rounding in float32 could send a token to another expert."""
-WHOLE_BATCH = ("Residual CNN", "CLIP", "Switch", "Mixtral")
+WHOLE_BATCH = ("Residual CNN", "CLIP", "Two towers", "Switch", "Mixtral")
 """Zoo entries whose loss is no mean of the losses of parts of the batch: statistics, contrasts, balance of experts."""
 
 

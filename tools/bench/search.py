@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from hgc.passes.sharding.search.exact import brute_force, solve_exact
 from hgc.passes.sharding.search.hybrid import search
-from hgc.passes.sharding.search.partition import bmw, walk_then_all
+from hgc.passes.sharding.search.partition import balance, bmw, walk_then_all
 from hgc.passes.sharding.search.pipeline import Stages
 from hgc.passes.sharding.search.problem import Chain
 from hgc.passes.sharding.search.solve import solve
@@ -125,7 +126,7 @@ def _cuts(rows: list[dict[str, Any]]) -> Iterator[Target]:
         if walk is not None and best is not None:
             worst, gain = max(worst, best.step_s / walk.step_s), max(gain, walk.step_s / best.step_s)
             row = {"kind": "cuts", "factor": factor, "walk": walk.cuts, "walk_s": walk.step_s, "best": best.cuts, "best_s": best.step_s}
-            rows.append(row)
+            rows.append(row | {"balance": asdict(balance(best, given))})
     say(f"steps with the cuts of BMW's walk take up to {gain:.3g} times as long as with the best cuts")
     yield _target("step with the best cuts / with those of BMW's walk, worst", worst, 1.0)
 

@@ -70,7 +70,7 @@ def test_shared_values_are_held_once(blocks: ProgramBlocks) -> None:
     taken = np.zeros(problem.blocks)
     for each in shared:
         taken[list(each.readers)] += each.saved[0]
-    whole = np.array([blocks._of(kind, Strategy(dp=2), 1)[3] for kind in blocks.kinds])
+    whole = np.array([blocks._of(kind, Strategy(dp=2), 1, blocks.device)[3] for kind in blocks.kinds])
     assert np.all(taken < whole)
     assert problem.saved[:, 0] == pytest.approx(whole - taken)
     held = problem.numbers(0, 0, problem.blocks).memory[:, 0] - problem.state[:, 0] - problem.saved[:, 0]

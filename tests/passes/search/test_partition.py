@@ -21,6 +21,7 @@ from hgc.passes.sharding.search.partition import (
     walk_then_all,
 )
 from hgc.passes.sharding.search.pipeline import Arrival, Pipeline, Stages, alike, lower_bound_s, measured, mixed, quick_bound_s
+from hgc.schedule import make
 from hgc.tools.bench.search_problems import layer, problem
 
 
@@ -134,6 +135,19 @@ def test_parts_that_take_turns() -> None:
         assert plan is not None
         assert plan.step_s == pytest.approx(8 * 2 + 3 * 2 / virtual)
         assert plan.stages[0].memory == 2 * (4 if virtual == 1 else (2 * 3 + 4 + 1) / 2)
+
+
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_micro_batches_in_flight_are_the_schedules(stages: int, virtual: int) -> None:
+    """What the lists of actions have alive at once on each place, in parts."""
+    ones = np.ones((stages * virtual, 1))
+    given = Pipeline(ones, 0 * ones, ones, ones, ones, np.zeros((1, 1)), stages, 3 * stages, 1e9, (0,) * len(ones), virtual)
+    name = "interleaved" if virtual > 1 else "1f1b"
+    schedule = make(name, [range(stage % stages, stage % stages + 1) for stage in range(len(ones))], 3 * stages)
+    for place, ranks in enumerate(schedule.groups):
+        steps = [{"F": 1, "B": -1}.get(action.kind, 0) for action in schedule.lists[ranks[0]]]
+        assert max(itertools.accumulate(steps)) == given.in_flight(place) * virtual
 
 
 def test_memory_skew_of_1f1b() -> None:

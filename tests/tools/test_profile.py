@@ -10,8 +10,8 @@ import pytest
 
 from hgc.cluster import Cluster, Device, Kernels, Link, Node
 from hgc.cost import compute
+from hgc.cost.collectives import Kind, place, time_s
 from hgc.tools.calibration import kernels as calibrated
-from hgc.tools.calibration import networks
 from hgc.tools.calibration.points import Products, Sweep
 from hgc.tools.cli import main
 from hgc.tools.profile import fit
@@ -37,10 +37,17 @@ def _products(dtype: str) -> Products:
     return replace(blank, measured_s=calibrated.predict(DEVICE, blank, dtype))
 
 
-def _sweeps(ranks: int, nodes: int, outer: Link | None) -> tuple[Sweep, ...]:
+KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all", "send")
+
+
+def _sweeps(ranks: tuple[int, ...], nodes: int) -> tuple[Sweep, ...]:
+    """What a group of the cluster would measure while the other group is as busy, as the simulator has it."""
+    where = place(Cluster((NODE, NODE), BETWEEN), ranks)
     sizes = np.array([2.0**power for power in (10, 14, 18, 20, 22)])
-    blank = [Sweep(name, "", ranks, nodes, "", "", "made up", sizes, sizes) for name in ("all_reduce", "all_gather", "all_to_all", "send")]
-    return tuple(replace(sweep, measured_s=networks.predict(sweep, NODE, outer, 1)) for sweep in blank)
+    return tuple(
+        Sweep(kind, "", 2, nodes, "", "", "made up", sizes, np.array([time_s(kind, size, where) for size in sizes.tolist()]), NODE.count)
+        for kind in KINDS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +64,8 @@ def measured() -> fit.Measured:
         unit_s=1e-3,
         moved=Moved(moved, np.asarray(compute.memory_time_s(DEVICE, moved))),
         products={dtype: _products(dtype) for dtype in ("float32", "bfloat16")},
-        inside=_sweeps(2, 1, None),
-        between=_sweeps(2, 2, BETWEEN),
+        inside=_sweeps((0, 1), 1),
+        between=_sweeps((0, 2), 2),
     )
 
 

@@ -237,8 +237,10 @@ def predict(sweep: Sweep, node: Node, link: Link | None, uplinks: int) -> Array:
     """Seconds for each message size of a sweep, on nodes of ``node``; without ``link`` all is one node (an NVLink rack too)."""
     per_node = sweep.ranks // sweep.nodes
     count = sweep.nodes if link else 1
-    cluster = Cluster((replace(node, count=per_node if link else max(node.count, sweep.ranks), uplinks=uplinks),) * count, link)
-    where = collectives.place(cluster, range(sweep.ranks))
+    held = max(per_node, sweep.busy)
+    cluster = Cluster((replace(node, count=held if link else max(node.count, sweep.ranks), uplinks=uplinks),) * count, link)
+    ranks = range(sweep.ranks) if count == 1 else [number * held + rank for number in range(count) for rank in range(per_node)]
+    where = collectives.place(cluster, ranks)
     kind = cast(Kind, sweep.collective)
     algorithm = ALGORITHMS.get(sweep.algorithm.split(" ")[0]) if kind == "all_reduce" else None
     if kind == "send":

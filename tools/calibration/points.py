@@ -34,7 +34,10 @@ class Products:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One collective over message sizes, on one machine."""
+    """One collective over message sizes, on one machine.
+
+    ``busy``: devices of each node that sent at the same time, in groups like this one; 0 for those of this group alone.
+    """
 
     collective: str
     gpu: str
@@ -45,6 +48,7 @@ class Sweep:
     source: str
     size_bytes: Array
     measured_s: Array
+    busy: int = 0
 
 
 def read(folder: Path, name: str) -> list[dict[str, str]]:

@@ -24,8 +24,9 @@ LEAST = 0.02
 and the share of it below which a difference is noise."""
 
 
-def sweeps(device: torch.device, group: dist.ProcessGroup, nodes: int) -> list[Sweep]:
+def sweeps(device: torch.device, group: dist.ProcessGroup, nodes: int, per_node: int) -> list[Sweep]:
     """Every collective over message sizes among the ranks of this rank's ``group``, all groups at once; sizes as nccl-tests counts them.
+    The group spans ``nodes``, on each of which ``per_node`` ranks are busy in this and other groups.
 
     Processes that share cores are not at a collective together, and those that wait take cores from those that still compute. So on a
     CPU each collective follows a product, as in a program, and what products take alone is taken off.
@@ -36,7 +37,7 @@ def sweeps(device: torch.device, group: dist.ProcessGroup, nodes: int) -> list[S
     found = []
     for name in COLLECTIVES:
         taken = [before.beyond(_call(name, size, device, group), device) for size in sizes]
-        found.append(Sweep(name, "", ranks, nodes, "", "", "measured", np.array(sizes, dtype=np.float64), np.array(taken)))
+        found.append(Sweep(name, "", ranks, nodes, "", "", "measured", np.array(sizes, dtype=np.float64), np.array(taken), per_node))
     return found
 
 

@@ -40,8 +40,8 @@ def measure() -> Measured:
         unit_s=0.0 if on_gpu else sharded.unit_s(per_node),
         moved=kernels.moved(device, dtype, kernels.GPU_ELEMENTS if on_gpu else kernels.CPU_ELEMENTS),
         products={name: kernels.products(device, getattr(torch, name), shapes if name == told else peaks) for name in DTYPES},
-        inside=tuple(links.sweeps(device, _group(nodes, per_node, inside=True), 1)) if per_node > 1 else (),
-        between=tuple(links.sweeps(device, _group(nodes, per_node, inside=False), nodes)) if nodes > 1 else (),
+        inside=tuple(links.sweeps(device, _group(nodes, per_node, inside=True), 1, per_node)) if per_node > 1 else (),
+        between=tuple(links.sweeps(device, _group(nodes, per_node, inside=False), nodes, per_node)) if nodes > 1 else (),
     )
 
 

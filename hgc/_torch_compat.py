@@ -287,7 +287,7 @@ def backward_of_inputs(
     """
     from torch.distributed.pipelining._backward import stage_backward_input
 
-    own = [result.clone() if result._is_view() else result for result in results]  # they are detached in place, which views cannot be
+    own = [result.clone() for result in results]  # torch detaches them in place, but the stage may have saved them, and they may be views
     found, groups = stage_backward_input(own, gradients, inputs, iter(parameters))
     rest, seen = [], set[Any]()
     for group in groups:

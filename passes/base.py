@@ -54,6 +54,10 @@ class Transform(ABC):
     @abstractmethod
     def run(self, program: Program, plan: Plan) -> Program: ...
 
+    def applies(self, plan: Plan) -> bool:
+        """Would ``run`` change anything? A transform that does not apply is neither run nor checked."""
+        return True
+
     def check(self, before: Program, after: Program) -> list[str]:
         """For transforms that replace operators: raise if the numbers differ, return what could not be checked."""
         return check_same_numbers(before, after, self.name)
@@ -98,12 +102,15 @@ class Pipeline:
 
     def apply(self, program: Program, plan: Plan, check: Callable[[Program, str], None]) -> Program:
         """Run every transform on a copy and ``check(program, pass name)`` the result."""
-        for transform in self.passes:
+        applying = [transform for transform in self.passes if transform.applies(plan)]
+        for transform in applying:
             before = program
             program = transform.run(program.copy(), plan)
             if transform.replaces_operators:
                 _become_reference(before, program, transform)
             check(program, transform.name)
+        if not applying:
+            check(program, "trace")
         return program
 
 

@@ -24,9 +24,10 @@ class DataParallel(Transform):
 
     name: ClassVar[str] = "data-parallel"
 
+    def applies(self, plan: Plan) -> bool:
+        return plan.strategy.dp > 1
+
     def run(self, program: Program, plan: Plan) -> Program:
-        if plan.strategy.dp == 1:
-            return program
         return lower_axis(program, data_layout(program, "dp", plan.strategy.dp), planning_hints(program, plan.devices))
 
 

@@ -33,13 +33,14 @@ class PadVocabulary(Transform):
     name: ClassVar[str] = "pad-vocabulary"
     replaces_operators: ClassVar[bool] = True
 
+    def applies(self, plan: Plan) -> bool:
+        return plan.strategy.tp > 1 and plan.strategy.vocab_parallel
+
     def run(self, program: Program, plan: Plan) -> Program:
-        ranks = plan.strategy.tp
-        if ranks > 1 and plan.strategy.vocab_parallel:
-            for body in dict.fromkeys(block.body for block in program.blocks()):
-                for node in list(program.body(body).graph.nodes):
-                    if node.target in _LOSSES:
-                        _pad(program, body, node, ranks)
+        for body in dict.fromkeys(block.body for block in program.blocks()):
+            for node in list(program.body(body).graph.nodes):
+                if node.target in _LOSSES:
+                    _pad(program, body, node, plan.strategy.tp)
         return program
 
     def check(self, before: Program, after: Program) -> list[str]:

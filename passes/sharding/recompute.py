@@ -24,6 +24,9 @@ class Recompute(Transform):
 
     name: ClassVar[str] = "recompute"
 
+    def applies(self, plan: Plan) -> bool:
+        return plan.strategy.recompute != "none"
+
     def run(self, program: Program, plan: Plan) -> Program:
         kind = plan.strategy.recompute
         blocks = [block for block in program.blocks() if block.repeats]

@@ -35,6 +35,9 @@ class ContextParallel(Transform):
 
     name: ClassVar[str] = "context-parallel"
 
+    def applies(self, plan: Plan) -> bool:
+        return plan.strategy.cp > 1
+
     def run(self, program: Program, plan: Plan) -> Program:
         return _lowered(program, plan, "cp", plan.strategy.cp, RING)
 
@@ -45,13 +48,14 @@ class Ulysses(Transform):
 
     name: ClassVar[str] = "ulysses"
 
+    def applies(self, plan: Plan) -> bool:
+        return plan.strategy.sp > 1
+
     def run(self, program: Program, plan: Plan) -> Program:
         return _lowered(program, plan, "sp", plan.strategy.sp, EXCHANGE)
 
 
 def _lowered(program: Program, plan: Plan, axis: str, size: int, method: str) -> Program:
-    if size == 1:
-        return program
     hints = planning_hints(program, plan.devices)
     notes = _check_heads(program, size, plan.strategy.tp) if method == EXCHANGE else []
     layout, more = sequence_layout(program, axis, size, method, hints)

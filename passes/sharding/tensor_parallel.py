@@ -32,10 +32,11 @@ class TensorParallel(Transform):
 
     name: ClassVar[str] = "tensor-parallel"
 
+    def applies(self, plan: Plan) -> bool:
+        return plan.strategy.tp > 1
+
     def run(self, program: Program, plan: Plan) -> Program:
         strategy = plan.strategy
-        if strategy.tp == 1:
-            return program
         hints = planning_hints(program, plan.devices)
         layout, notes = tensor_layout(program, "tp", strategy.tp, hints, strategy.sequence_parallel, strategy.vocab_parallel)
         lowered = lower_axis(program, layout, hints)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hgc.tools.cli import main
+from hgc.tools.cli import _parser, main
 from tests import small_models
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -34,6 +35,12 @@ def test_commands_exist() -> None:
         with pytest.raises(SystemExit) as ended:
             main([verb, "--help"])
         assert ended.value.code == 0
+
+
+def test_commands_take_their_options() -> None:
+    lines = re.findall(r"^(hgc .*)", README, re.MULTILINE)
+    read = [_parser().read(shlex.split(line, comments=True)[1:]) for line in lines]
+    assert {each.command for each in read} >= {"compile", "plan", "verify", "show", "simulate", "explain", "profile"}
 
 
 def test_links_lead_somewhere() -> None:

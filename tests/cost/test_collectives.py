@@ -17,6 +17,7 @@ from hgc.cost.collectives import Kind, Place, algorithms, place, time_s
 from hgc.errors import ClusterError
 from hgc.tools.calibration import networks
 from hgc.tools.calibration.points import read, sweeps
+from hgc.tools.calibration.stated import STATED
 
 SAMPLES = Path(__file__).parent / "samples"
 FAST, SLOW = Link(latency_s=1e-6, bytes_per_s=100e9), Link(latency_s=10e-6, bytes_per_s=10e9)
@@ -116,6 +117,8 @@ BOUNDS = {
     "efa-p6": (0.03, 0.16),
     "gcp-tcpxo": (0.05, 0.06),
     "gcp-tcpx": (0.2, 0.28),
+    "omnipath-4x100": (0.01, 0.01),
+    "omnipath-4x100-v100": (0.23, 0.25),
 }
 """Preset -> median and 90th percentile of |predicted / measured - 1| that it reaches on a sample of the published rows."""
 
@@ -135,12 +138,17 @@ def _errors(target: networks.Target) -> np.ndarray[Any, np.dtype[np.float64]]:
     node = device_preset(target.device).node
     network = network_preset(target.network) if target.network else None
     found = []
-    for sweep in sweeps(read(SAMPLES, "nccl_bandwidth.csv")):
+    for sweep in [*sweeps(read(SAMPLES, "nccl_bandwidth.csv")), *STATED]:
         if networks.label(sweep) in target.sweeps:
             predicted = networks.predict(sweep, node, network.link if network else None, network.uplinks if network else 1)
             kept = sweep.measured_s > 1e-3 if target.overhead else sweep.measured_s > 0
             found.append(np.abs(predicted / sweep.measured_s - 1)[kept])
     return np.concatenate(found) if found else np.array([])
+
+
+def test_an_all_to_all_is_no_faster_than_a_ring_on_a_slow_network() -> None:
+    link = network_preset("omnipath-4x100").link
+    assert link.exchange_efficiency == link.efficiency
 
 
 def test_place_is_plain_data() -> None:

@@ -86,6 +86,15 @@ def test_fused_chains_move_less() -> None:
     assert launch_free.forward_s < times("llama", "dp2")["LlamaDecoderLayer"].forward_s
 
 
+def test_kernels_that_are_waited_for_each_take_the_host_s_time() -> None:
+    eager, blocking = (times("llama", "dp2", Execution(dispatch_s=each))["LlamaDecoderLayer"] for each in (0.0, 1e-3))
+    nodes = lowered_costs("llama", "dp2").bodies["LlamaDecoderLayer"].nodes
+    products = sum(len(node.forward.products) + len(node.forward.attentions) for node in nodes)
+    kernels = products + sum(node.forward.moves for node in nodes)
+    assert blocking.forward_s - eager.forward_s == pytest.approx(kernels * 1e-3)
+    assert blocking.backward_s - eager.backward_s > products * 1e-3
+
+
 def test_narrow_products_are_faster_where_they_are_large() -> None:
     assert times("llama", "tp2", products="float8")["Head"] == times("llama", "tp2")["Head"]
     with pytest.raises(HgcError, match="float4"):

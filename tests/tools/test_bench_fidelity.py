@@ -12,6 +12,7 @@ from hgc.errors import HgcError
 from hgc.plan import Plan, Precision
 from hgc.strategy import Strategy
 from hgc.tools.bench import fidelity
+from hgc.tools.bench.fidelity_execution import DISPATCH_S
 from hgc.tools.bench.fidelity_models import NotRebuilt, build, example
 from hgc.tools.bench.fidelity_plans import layout_of, plan_of, stage_layers
 from hgc.tools.bench.fidelity_predict import case_of
@@ -78,6 +79,22 @@ def test_what_a_row_becomes(rows: dict[str, Row]) -> None:
     assert plan.precision == Precision("bfloat16", "bfloat16", "float32", "bfloat16", "float8")
     old = case_of(rows["tiny-1"], {}, [])
     assert (old.architecture.flash, old.architecture.dropout, old.architecture.tied) == (False, 0.1, True)
+
+
+def test_what_is_known_of_single_runs_changes_how_they_ran_and_is_noted(rows: dict[str, Row]) -> None:
+    """Large jobs of BLOOM's sweep waited for each kernel; those in bfloat16 summed whole gradients."""
+    old = replace(rows["tiny-1"], dataset="bloom_prequel", framework="Megatron-DeepSpeed", precision="fp16", gpus=384, dp=None, gbs=None)
+    assert old.gpu.startswith(("V100", "A100"))
+    large, small, other = old, replace(old, gpus=8), replace(old, dataset="mtnlg_530b")
+    found = {name: case_of(row, {}, []) for name, row in {"large": large, "small": small, "other": other}.items()}
+    dispatch = {name: case.generation.execution.dispatch_s for name, case in found.items()}
+    assert dispatch == {"large": DISPATCH_S, "small": 0.0, "other": 0.0}
+    assert any("CUDA_LAUNCH_BLOCKING" in note for note in found["large"].notes)
+    assert not any("CUDA_LAUNCH_BLOCKING" in note for note in found["small"].notes)
+    narrow = case_of(replace(large, precision="bf16"), {}, [])
+    assert narrow.generation.execution.sums_whole
+    assert narrow.generation.execution.dispatch_s == DISPATCH_S
+    assert not found["large"].generation.execution.sums_whole
 
 
 @pytest.mark.parametrize(("name", "reason"), [("tiny-5", "mixture of experts"), ("tiny-6", "LoRA")])

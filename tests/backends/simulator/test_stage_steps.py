@@ -73,6 +73,20 @@ def test_without_overlap_sums_follow_the_last_backward() -> None:
     assert found.mean.on("dp").exposed_s == 2.0
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_whole_gradients_are_summed_where_told(zero: int) -> None:
+    """An all-reduce, which costs more; parameters are gathered as ever, and ZeRO 3 never sums whole gradients."""
+    behind = replace(EAGER, overlap_gradients=False)
+    priced = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0}
+
+    def total(number: int, sums_whole: bool) -> float:
+        changed = replace(behind, sums_whole=sums_whole)
+        return step(stage(number, execution=changed, seconds=lambda kind, axes, bytes_: priced[kind] * bytes_)).step_s
+
+    assert total(zero, True) - total(zero, False) == pytest.approx((LAYERS + 1) * 0.5)
+    assert total(3, True) == total(3, False)
+
+
 def gathers(found: Timeline) -> int:
     return sum(event.name.startswith("gather") for event in found.events[0])
 

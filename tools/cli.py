@@ -137,6 +137,7 @@ def _parser() -> _Parser:
     bench.add_argument("--cases", type=_whole, metavar="N", help="parity, search: how many random cases; experts: how many jobs")
     bench.add_argument("--seed", type=int, metavar="N", help="parity, experts: where the random cases start")
     bench.add_argument("--case", metavar="TEXT", help="parity: this case only, as a failure prints it")
+    bench.add_argument("--jobs", type=_whole, metavar="N", help="parity: processes that share the cases (default 1)")
     return parser
 
 

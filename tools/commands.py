@@ -89,7 +89,10 @@ def profile_command(request: argparse.Namespace) -> int:
 
 
 def bench_command(request: argparse.Namespace) -> int:
-    """Run ``hgc.tools.bench.<name>``, whose ``run`` takes the options it names, prints a table and returns what JSON should hold."""
+    """Run ``hgc.tools.bench.<name>``, whose ``run`` takes the options it names, prints a table and returns what JSON should hold.
+
+    Exits with 1 if that counts something ``wrong``.
+    """
     package = importlib.import_module("hgc.tools.bench")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     benchmarks = [name for name in names if hasattr(importlib.import_module(f"hgc.tools.bench.{name}"), "run")]
@@ -103,10 +106,10 @@ def bench_command(request: argparse.Namespace) -> int:
     result = run(**given)
     if request.json:
         _write_json(request.json, result)
-    return 0
+    return 1 if result.get("wrong") else 0
 
 
-BENCH_OPTIONS = ("data", "launch", "cases", "seed", "case")
+BENCH_OPTIONS = ("data", "launch", "cases", "seed", "case", "jobs")
 
 
 def _compile(request: argparse.Namespace) -> tuple[Cluster, compiler.Executable]:

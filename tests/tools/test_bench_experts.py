@@ -91,7 +91,7 @@ def test_jobs_and_what_is_left_out(tmp_path: Path) -> None:
 def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in JSON, a drawn part of the jobs, and the error without data."""
     monkeypatch.setattr(
-        experts, "compared", lambda job: [Compared(case.row.id, case.row.dataset, "", 1.0, 0.5, "dp8", "tp8") for case in job]
+        experts, "compared", lambda job, _: [Compared(case.row.id, case.row.dataset, "", 1.0, 0.5, "dp8", "tp8") for case in job]
     )
     found = experts.run(str(SAMPLE))
     assert [row["ratio"] for row in found["rows"]] == [2.0] * 3

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from hgc.errors import HgcError
-from hgc.tools.bench.experts_plans import Compared, check_expert, compared, job_of
+from hgc.tools.bench.experts_plans import Compared, Known, check_expert, compared, job_of
 from hgc.tools.bench.fidelity_models import NotRebuilt
 from hgc.tools.bench.fidelity_predict import Case, case_of
 from hgc.tools.bench.fidelity_rows import read
@@ -72,26 +72,31 @@ def jobs_of(data: Path) -> tuple[list[list[Case]], Counter[str]]:
 
 
 def _all(jobs: Sequence[list[Case]], processes: int) -> list[Compared]:
+    """Jobs of one architecture go to one process, which lowers and measures what they share once."""
+    alike: dict[tuple[object, ...], list[list[Case]]] = {}
+    for job in jobs:
+        alike.setdefault((job[0].architecture, job[0].row.precision), []).append(job)
     found: list[Compared] = []
     with Progress(console=out, transient=True) as progress:
         task = progress.add_task("plan and simulate", total=len(jobs))
-        for each in _results(jobs, processes):
-            found += each
-            progress.advance(task)
+        for group, results in zip(alike.values(), _results(list(alike.values()), processes), strict=True):
+            found += results
+            progress.advance(task, len(group))
     return found
 
 
-def _results(jobs: Sequence[list[Case]], processes: int) -> Iterable[list[Compared]]:
-    if processes == 1 or len(jobs) < 2:
-        yield from map(_compared, jobs)
+def _results(groups: Sequence[list[list[Case]]], processes: int) -> Iterable[list[Compared]]:
+    if processes == 1 or len(groups) < 2:
+        yield from map(_compared, groups)
         return
-    with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_compared, jobs)
+    with ProcessPoolExecutor(min(processes, len(groups)), mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_compared, groups)
 
 
-def _compared(cases: list[Case]) -> list[Compared]:
+def _compared(jobs: list[list[Case]]) -> list[Compared]:
     torch.set_num_threads(1)
-    return compared(cases)
+    known: Known = {}
+    return [each for job in jobs for each in compared(job, known)]
 
 
 def target(found: Sequence[Compared]) -> dict[str, Any]:

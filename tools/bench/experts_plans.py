@@ -84,15 +84,19 @@ class Alike:
         return replace(found, received=tuple(str(node.target) for node in received(stage)), results=stage.results)
 
 
-def compared(cases: list[Case]) -> list[Compared]:
-    """Rows that differ in their plan only; hgc's is searched once. Faults of hgc are reported as such, and the other rows go on."""
-    alike = Alike(cases[0])
+Known = dict[tuple[str, Strategy], StageProgram]
+"""Stages that were lowered and measured; jobs of one architecture may share them."""
+
+
+def compared(cases: list[Case], known: Known | None = None) -> list[Compared]:
+    """Rows that differ in their plan only; hgc's is searched once. What hgc refuses is a reason, and the other rows go on."""
+    alike = Alike(cases[0], {} if known is None else known)
     try:
         program = traced(cases[0])
     except HgcError as refused:
         return [Compared(case.row.id, case.row.dataset, f"cannot be traced: {refused}") for case in cases]
-    found: dict[Cluster, tuple[Plan, float]] = {}
-    return [_compared(case, replace(alike, case=case), program, found) for case in cases]
+    plans: dict[Cluster, tuple[Plan, float]] = {}
+    return [_compared(case, replace(alike, case=case), program, plans) for case in cases]
 
 
 def traced(case: Case) -> Program:

@@ -125,6 +125,8 @@ def algorithms(kind: Kind, where: Place) -> dict[Algorithm, Formula]:
     """Algorithms for a kind of collective at a place, with their formulas, in seconds."""
     if kind not in get_args(Kind):
         raise ClusterError(f"collective is {kind!r}; {records.suggestion(str(kind), get_args(Kind))}")
+    if kind == "all_reduce" and where.backend == "gloo":
+        return {"ring": _ring}  # gloo's default, which torch does not change
     if kind == "all_reduce":
         found: dict[Algorithm, Formula] = {"ring": _ring, "tree": _tree, "hierarchical": _hierarchical}
         return found | {"switch": _switch} if where.link.switch_bytes_per_s else found

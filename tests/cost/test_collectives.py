@@ -37,6 +37,15 @@ def test_gloo_reduces_whole_buffers_before_it_scatters() -> None:
     assert time_s("reduce_scatter", GB, where) == time_s("all_reduce", GB, where, "ring")
 
 
+def test_gloo_has_rings_only() -> None:
+    where = place(Cluster((replace(PLAIN.nodes[0], count=2, uplinks=1),) * 2, link=SLOW), range(4))
+    assert time_s("all_reduce", GB, where) == time_s("all_reduce", GB, where, "tree")  # of two nodes, S between them instead of 3/2 S
+    on_gloo = replace(where, backend="gloo")
+    assert time_s("all_reduce", GB, on_gloo) == pytest.approx(time_s("all_reduce", GB, where, "ring"))
+    assert time_s("all_reduce", GB, on_gloo) == pytest.approx(1.5 * GB / 10e9, rel=1e-3)
+    assert list(algorithms("all_reduce", on_gloo)) == ["ring"]
+
+
 def test_between_nodes_the_slower_side_counts() -> None:
     where = place(PLAIN, range(12))
     assert (where.nodes, where.per_node, where.uplinks) == (3, 4, 4.0)

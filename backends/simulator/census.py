@@ -49,6 +49,3 @@ class Census:
             for (stream, kind), payload in payloads.items()
             for ranks in axis_groups(mesh, stream.split("+"), first_rank)
         )
-
-    def message(self, pairs: Iterable[tuple[int, int]], bytes_: float) -> float:
-        return sum(bytes_ for source, target in pairs if self._owners[source] != self._owners[target])

@@ -93,6 +93,7 @@ class _Run:
         self.hosts = [[lane for lane in self.lanes if lane.ranks[0] in stage] for stage in hosts]
         self.before = [wanted.remote(stage, wanted.before[stage]) for stage in wanted.stages]
         self.after = [wanted.remote(stage, wanted.after[stage]) for stage in wanted.stages]
+        self._neighbours = ((wanted.before, self.before), (wanted.after, self.after))
         self.arrivals: dict[tuple[Edge, str, int], list[tuple[float, float]]] = defaultdict(list)  # sent, arrived; of each sender
 
     def advance(self, index: int) -> bool:
@@ -130,12 +131,13 @@ class _Run:
 
     def _incoming(self, action: Action) -> list[tuple[Edge, str, int]]:
         """What an action needs from other ranks: edge, way, and the stage that sends."""
+        return _needed(action, self.before[action.stage], self.after[action.stage])
+
+    def _local(self, action: Action) -> list[tuple[Edge, str, int]]:
+        """What it needs from other stages on the same ranks."""
         stage = action.stage
-        if action.kind == "F":
-            return [((other, stage), "F", other) for other in self.before[stage]]
-        if action.kind in ("B", "I"):
-            return [((stage, other), "B", other) for other in self.after[stage]]
-        return []
+        before, after = (set(every[stage]) - set(remote[stage]) for every, remote in self._neighbours)
+        return _needed(action, sorted(before), sorted(after))
 
     # -- computation --------------------------------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class _Run:
         for edge, way, _ in incoming:
             self._receive(hosts, self.arrivals.pop((edge, way, action.micro_batch)))
         begins = [lane.now for lane in hosts]
-        for edge, way, _ in incoming:
+        for edge, way, _ in (*incoming, *self._local(action)):
             self._take(hosts, self._message(edge, way).unpack)
         self._take(hosts, self.work.steps(action))
         for lane, begin in zip(hosts, begins, strict=True):
@@ -203,3 +205,11 @@ class _Run:
         for meeting in meetings:
             lanes = [lane for lane in self.lanes if any(lane in self.hosts[stage] for stage in meeting.stages)]
             self._take(lanes, meeting.steps)
+
+
+def _needed(action: Action, before: Iterable[int], after: Iterable[int]) -> list[tuple[Edge, str, int]]:
+    if action.kind == "F":
+        return [((other, action.stage), "F", other) for other in before]
+    if action.kind in ("B", "I"):
+        return [((action.stage, other), "B", other) for other in after]
+    return []

@@ -10,10 +10,10 @@ import sympy
 import torch
 from torch import fx
 
-from hgc.backends.simulator.census import Census
-from hgc.backends.simulator.work import Message, Step
+from hgc.backends.simulator.work import SEND, Message, Step
 from hgc.cluster import Cluster
-from hgc.cost.collectives import place, time_s
+from hgc.cost.collectives import time_s
+from hgc.cost.exchange import Crossing, between_nodes_bytes, exchange_s, sent_bytes
 from hgc.cost.execution import Execution
 from hgc.cost.places import group_place
 from hgc.cost.symbolic import ProgramCosts
@@ -23,6 +23,7 @@ from hgc.ir.placement import Shard
 from hgc.ir.program import BODIES, RECEIVED, Program
 from hgc.ir.value import Size, Value, info, value
 from hgc.plan import Plan
+from hgc.runtime.executor_exchange import Side, side
 from hgc.schedule.layout import Edge
 
 Sizes = Mapping[sympy.Symbol, float]
@@ -94,47 +95,63 @@ def messages(
     for edge, values in handed(stages).items():
         for way in "FB":
             travelling = [each for each in values if way == "F" or each.reader.requires_grad]
-            found[edge, way] = _message(edge, way, travelling, stages, plan, cluster, sizes, execution)
+            found[edge, way] = _Passage(edge if way == "F" else edge[::-1], way, stages, plan, cluster, sizes, execution).of(travelling)
     return found
 
 
-def _message(
-    edge: Edge,
-    way: str,
-    values: Sequence[Handed],
-    stages: Sequence[StageProgram],
-    plan: Plan,
-    cluster: Cluster,
-    sizes: Sizes,
-    execution: Execution,
-) -> Message:
-    """A rank of the receiving stage gets its part of each value; the slowest pair of ranks counts, all pairs send at once."""
-    source, target = edge if way == "F" else edge[::-1]
-    sources, targets, mesh = plan.ranks(source), plan.ranks(target), stages[target].program.mesh
-    received, split = 0.0, 0.0
-    for each in values:
-        got = each.reader if way == "F" else each.maker
-        size = number(sympy.Mul(each.dtype.itemsize, *got.local_shape(dict(mesh))), sizes)
-        received += size
-        split += size if "tp" in mesh and not isinstance(got.on("tp"), Shard) else 0.0
-    unpack: tuple[Step, ...] = ()
-    if execution.scatter_gather and split:
-        received -= split * (1 - 1 / mesh["tp"])
-        seconds = time_s("all_gather", split, group_place(cluster, mesh, ("tp",), targets[0]))
-        unpack = (Step(seconds, "tp", "gather message", collective="all_gather", payload_bytes=split),)
-    if not values:
-        return Message(0.0)
-    pairs = _pairs(sources, targets)
-    sent = max(received, received * len(targets) / len(sources))
-    crossing = Census(cluster).message(pairs, received * len(targets) / len(pairs))
-    return Message(max(_pair_s(cluster, a, b, sent) for a, b in pairs), unpack, crossing)
+@dataclass(frozen=True)
+class _Passage:
+    """One way over an edge, from stage to stage; all pairs of ranks send at once."""
 
+    stages: Edge
+    way: str
+    programs: Sequence[StageProgram]
+    plan: Plan
+    cluster: Cluster
+    sizes: Sizes
+    execution: Execution
 
-def _pair_s(cluster: Cluster, source: int, target: int, bytes_: float) -> float:
-    return 0.0 if source == target else time_s("send", bytes_, place(cluster, (source, target)))
+    def of(self, values: Sequence[Handed]) -> Message:
+        """Between stages on the same ranks the exchange is part of the receiver's next action."""
+        if not values:
+            return Message(0.0)
+        unpack, split = self._unpack(values)
+        sent = sent_bytes(self._crossing(each, split) for each in values)
+        first_source, first_target = (self.plan.ranks(stage)[0] for stage in self.stages)
+        seconds = exchange_s(self.cluster, first_source, first_target, sent)
+        leaving = between_nodes_bytes(self.cluster, first_source, first_target, sent)
+        if self.plan.ranks(self.stages[0]) == self.plan.ranks(self.stages[1]):
+            return Message(0.0, (Step(seconds, SEND, "exchange"),) if seconds else (), leaving)
+        return Message(seconds, unpack, leaving)
 
+    def _crossing(self, each: Handed, split: int) -> Crossing:
+        """``split``: into so many parts values that are whole on ``tp`` are cut, to be gathered when they have arrived."""
+        source, target = map(self._side, self.stages, self._ends(each))
+        bytes_ = number(sympy.Mul(each.dtype.itemsize, each.reader.numel), self.sizes)
+        share = 1 / split if self._is_whole(self._ends(each)[1]) else 1.0
+        return Crossing(source, target, len(each.reader.shape), bytes_ * share, self.way == "B")
 
-def _pairs(sources: range, targets: range) -> set[tuple[int, int]]:
-    """Who sends to whom: neighbours in proportion."""
-    count = max(len(sources), len(targets))
-    return {(sources[index * len(sources) // count], targets[index * len(targets) // count]) for index in range(count)}
+    def _ends(self, each: Handed) -> tuple[Value, Value]:
+        return (each.maker, each.reader) if self.way == "F" else (each.reader, each.maker)
+
+    def _side(self, stage: int, held: Value) -> Side:
+        placements = {axis: str(placement) for axis, placement in held.placements}
+        return side(self.plan.ranks(stage)[0], self.programs[stage].program.mesh, placements)
+
+    def _is_whole(self, got: Value) -> bool:
+        return "tp" in self._mesh and not isinstance(got.on("tp"), Shard)
+
+    @property
+    def _mesh(self) -> dict[str, int]:
+        return self.programs[self.stages[1]].program.mesh
+
+    def _unpack(self, values: Sequence[Handed]) -> tuple[tuple[Step, ...], int]:
+        """With ``scatter_gather``: what puts values together that are whole on ``tp``, and into how many parts they are cut."""
+        received = [(each, self._ends(each)[1]) for each in values]
+        shapes = [sympy.Mul(each.dtype.itemsize, *got.local_shape(self._mesh)) for each, got in received if self._is_whole(got)]
+        bytes_ = sum(number(shape, self.sizes) for shape in shapes)
+        if not self.execution.scatter_gather or not bytes_:
+            return (), 1
+        first = self.plan.ranks(self.stages[1])[0]
+        seconds = time_s("all_gather", bytes_, group_place(self.cluster, self._mesh, ("tp",), first))
+        return (Step(seconds, "tp", "gather message", collective="all_gather", payload_bytes=bytes_),), self._mesh["tp"]

@@ -6,12 +6,16 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
 
 import torch
 
 from hgc.ir.ops.layout import order_of, take
 from hgc.ir.placement import Placement, Replicated, Shard, parse_placement
 from hgc.runtime.shards import Box
+
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,12 @@ class Side:
             yield {axis: value for (axis, _), value in zip(self.mesh, values, strict=True)}
 
     def parsed(self) -> dict[str, Placement]:
-        return {axis: parse_placement(text) for axis, text in self.placements}
+        return _parsed(self.placements)
+
+
+@lru_cache(maxsize=1 << 10)
+def _parsed(placements: tuple[tuple[str, str], ...]) -> dict[str, Placement]:
+    return {axis: parse_placement(text) for axis, text in placements}
 
 
 def side(first_rank: int, mesh: Mapping[str, int], placements: Mapping[str, str]) -> Side:
@@ -72,35 +81,58 @@ class Transfer:
 def exchange(source: Side, target: Side, shape: Sequence[int], gradient: bool = False) -> tuple[Transfer, ...]:
     """Each element reaches each rank that shall hold it exactly once; a rank that is on both sides keeps what it has.
 
-    Of several ranks that hold an element the one in the same place of its mesh sends it, else they take turns, so that equal meshes
-    exchange aligned messages. With ``gradient`` the value flows back: where the target made it ``R``, its gradient is a sum over ranks, so
-    the first of them gets it all and the others nothing (zero). Raises ``ShardingError`` if the shape does not divide.
+    Of several ranks that hold an element the one with the least to send sends it, of equal ones that in the same place of its mesh, so
+    that equal meshes exchange aligned messages. With ``gradient`` the value flows back: where the target made it ``R``, its gradient is a
+    sum over ranks, so the first of them gets it all and the others nothing (zero). Raises ``ShardingError`` if the shape does not divide.
     """
-    summed = {axis for axis, found in target.parsed().items() if found == Replicated()} if gradient else set()
     wanted = _held(target, shape)
-    for place, coordinates in enumerate(target.coordinates()):
-        if any(coordinates[axis] for axis in summed):
-            wanted[place] = ()
+    if gradient:
+        wanted = [() if unwanted else boxes for boxes, unwanted in zip(wanted, wants_nothing(target), strict=True)]
     return transfers(source.first_rank, _held(source, shape), target.first_rank, wanted)
+
+
+def wants_nothing(where: Side) -> list[bool]:
+    """Of each place: does it get no gradient, because it adds up its own with that of another place, which gets it all?"""
+    summed = [axis for axis, found in where.parsed().items() if found == Replicated()]
+    return [any(coordinates[axis] for axis in summed) for coordinates in where.coordinates()]
 
 
 def transfers(
     first_source: int, held: Sequence[tuple[Box, ...]], first_target: int, wanted: Sequence[tuple[Box, ...]]
 ) -> tuple[Transfer, ...]:
     """The same for any boxes: ``held`` by the ranks from ``first_source`` on, ``wanted`` by those from ``first_target`` on."""
-    groups: dict[tuple[Box, ...], list[int]] = {}
-    for place, boxes in enumerate(held):
-        groups.setdefault(boxes, []).append(place)
+    replicas = Replicas(held)
     found = []
     for place, needed in enumerate(wanted):
-        rank = first_target + place
-        for boxes, places in groups.items():
+        for boxes in replicas.contents:
             pieces = tuple(piece for a in boxes for b in needed for piece in _common(a, b))
             if pieces:
-                preferred = [rank - first_source, place, places[place % len(places)]]
-                sender = next(candidate for candidate in preferred if candidate in places)
-                found.append(Transfer(first_source + sender, rank, pieces))
+                amount = sum(region.numel for region, _ in pieces)
+                sender = replicas.sender(boxes, place, first_target + place - first_source, amount)
+                found.append(Transfer(first_source + sender, first_target + place, pieces))
     return tuple(found)
+
+
+class Replicas(Generic[Content]):
+    """Places grouped by what they hold, ``contents``, and how much each has been given to send."""
+
+    def __init__(self, held: Sequence[Content]) -> None:
+        self._load = [0] * len(held)
+        self.contents: dict[Content, list[int]] = {}
+        for place, content in enumerate(held):
+            self.contents.setdefault(content, []).append(place)
+
+    def sender(self, content: Content, place: int, own: int, amount: int) -> int:
+        """The place that sends so much of a content to a place of the target, which is ``own`` if it is one of the source's.
+
+        That takes its own, for nothing travels then; else the one with the least to send, if several the one in the same place.
+        """
+        places = self.contents[content]
+        if own in places:
+            return own
+        chosen = min(places, key=lambda candidate: (self._load[candidate], candidate != place))
+        self._load[chosen] += amount
+        return chosen
 
 
 def local_shape(where: Side, shape: Sequence[int]) -> tuple[int, ...]:

@@ -11,10 +11,12 @@ from hgc.ir.ops.layout import order_of, take
 from hgc.ir.placement import Shard
 from hgc.runtime.executor_exchange import Side, exchange, local_shape, side
 from hgc.runtime.executor_messages import pack, unpack
+from hgc.runtime.executor_volume import volume
 
 SHAPE = (12, 24, 2)
 MESHES = ({}, {"dp": 2}, {"tp": 2}, {"dp": 3}, {"dp": 2, "tp": 2}, {"cp": 2, "tp": 3})
-PLACEMENTS = ("S(0)", "S(1)", "I", "S(1,zigzag)", "S(1,2)")
+POWERS = ({"dp": 8}, {"tp": 8}, {"dp": 2, "tp": 4}, {"dp": 4, "tp": 2}, {"dp": 2, "cp": 2, "tp": 2})
+PLACEMENTS = ("S(0)", "S(1)", "I", "R", "S(1,zigzag)", "S(1,2)")
 
 
 @st.composite
@@ -50,6 +52,42 @@ def test_every_rank_gets_its_part_once(source: Side, target: Side) -> None:
     for rank, expected in wanted.items():
         assert torch.equal(got[rank], expected)
         assert (counted[rank] == 1).all()
+
+
+def positions(where: Side) -> dict[int, set[int]]:
+    """Rank -> the numbers of the elements that it holds, found by cutting a tensor of numbers."""
+    return {rank: set(found.flatten().tolist()) for rank, found in parts(torch.arange(12 * 24 * 2).reshape(SHAPE), where).items()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(sides(), sides())
+def test_no_exchange_sends_less(source: Side, target: Side) -> None:
+    """A rank must get what it shall hold and does not, once: so much arrives, and a rank's own elements stay where they are."""
+    held, wanted = positions(source), positions(target)
+    arrived = dict.fromkeys(wanted, 0)
+    for transfer in exchange(source, target, SHAPE):
+        if transfer.source != transfer.target:
+            arrived[transfer.target] += transfer.numel
+    assert arrived == {rank: len(elements - held.get(rank, set())) for rank, elements in wanted.items()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(sides(), sides(), st.booleans())
+def test_volume_counts_what_exchange_sends(source: Side, target: Side, gradient: bool) -> None:
+    counted = torch.zeros(source.devices, target.devices, dtype=torch.float64)
+    for transfer in exchange(source, target, SHAPE, gradient):
+        counted[transfer.source - source.first_rank, transfer.target - target.first_rank] += transfer.numel
+    assert torch.equal(volume(source, target, SHAPE, gradient), counted)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(POWERS), st.sampled_from(POWERS), st.data())
+def test_replicas_share_the_work(source: dict[str, int], target: dict[str, int], data: st.DataObject) -> None:
+    """On the same ranks no rank sends more than twice what it would if all sent alike."""
+    chosen = [side(0, mesh, {axis: data.draw(st.sampled_from(("S(0)", "S(1)", "I"))) for axis in mesh}) for mesh in (source, target)]
+    sent = volume(*chosen, (8, 8, 1))
+    sent.fill_diagonal_(0)
+    assert sent.sum(1).max() <= 2 * sent.sum(1).mean()
 
 
 def test_equal_meshes_exchange_aligned_messages() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +22,12 @@ from hgc.cost.traffic import optimizer_bytes, optimizer_s
 from hgc.errors import HgcError
 from hgc.ir.hashing import structure_hash
 from hgc.ir.program import Program
+from hgc.ir.value import value
 from hgc.passes.sharding.search.crossings import Crossing, crossings
 from hgc.passes.sharding.search.pipeline import Arrival, Pipeline
 from hgc.passes.sharding.search.problem import Numbers as Seconds
 from hgc.passes.sharding.search.space import lowered_alike
+from hgc.passes.sharding.search.switches import carried, exchanges_s, sides
 from hgc.passes.sharding.stages import cut
 from hgc.plan import Plan, Precision, Stage
 from hgc.runtime.reducer import BUCKET_BYTES
@@ -303,21 +304,13 @@ class ProgramBlocks:
         return self._switches[strategies, micro_batches]
 
     def _switches_measured_s(self, strategies: Sequence[Strategy], micro_batches: int) -> Seconds:
-        ranks = strategies[0].devices
-        found = np.full((len(strategies), len(strategies)), 2 * _ACTION_S)
+        usual = max(set(self.kinds), key=self.kinds.count)
+        values = [value(node) for node in carried(self.parts[usual])]
+        held = [sides(self.parts[usual], block.program if block else None, s) for s in strategies for block in (self._block(usual, s),)]
+        sizes = {symbol: known.hint for symbol, known in self.program.symbols.items()}
+        bytes_ = [float(each.nbytes.subs(sizes)) / micro_batches for each in values]
+        found = 2 * _ACTION_S + exchanges_s(self.cluster, held, [len(each.shape) for each in values], bytes_)
         np.fill_diagonal(found, 0.0)
-        if ranks == 1:
-            return found
-        where = place(self.cluster, range(ranks))
-        usual = max({str(each.nbytes) for each in self.crossings}, key=[str(each.nbytes) for each in self.crossings].count, default=None)
-        held = self._crossing_bytes(strategies, micro_batches)[usual].tolist() if usual else [0.0] * len(strategies)
-        meshes = [tuple(strategy.mesh.items()) for strategy in strategies]
-        known: dict[float, float] = {}
-        for before, after in itertools.permutations(range(len(strategies)), 2):
-            if meshes[before] != meshes[after]:
-                crossing = max(held[before], held[after])
-                known.setdefault(crossing, 2 * time_s("all_to_all", crossing, where) if crossing else 0.0)
-                found[before, after] += known[crossing]
         return found
 
 

@@ -65,8 +65,8 @@ class SearchPlanner(Planner):
         also: plans that the judge compares with those that are found.
         time_limit_s: after it nothing new is begun once there is a plan; notes say what was left out. ``clock``: seconds that only grow.
 
-    Sequence axes (``cp``, ``sp``) are searched if the batch has fewer rows than the cluster devices, or nothing fits without: where rows
-    suffice, giving a rank whole rows costs the same work and no exchange. All stages have as many devices.
+    Sequence axes (``cp``, ``sp``) are searched where the batch has fewer rows than the cluster devices and a stage's ranks cannot be dealt
+    equally many, or nothing fits without: whole rows are the same work and need no exchange. All stages have as many devices.
     """
 
     name: ClassVar[str] = "search"

@@ -10,11 +10,12 @@ PYTEST_FLAGS ?= -n auto --dist loadfile
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint ruff types imports tree clean
+.PHONY: help install demo test nightly lint ruff types imports tree clean
 
 help:
 	@echo "make demo     compile a small Llama, train it on 4 processes, prove it equal to the model, draw it"
 	@echo "make test     run the tests"
+	@echo "make nightly  10,000 random cases of parity, and the slow tests; some hours"
 	@echo "make lint     ruff, mypy --strict, import contracts"
 	@echo "make install  set up .venv with the pinned versions and the hgc command ($(BIN)/hgc)"
 
@@ -33,6 +34,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# Another seed each night: NIGHTLY_SEED=7 repeats one. Both parts run, and the night fails if one does.
+NIGHTLY_SEED ?= $(shell date +%Y%m%d)
+NIGHTLY_CASES ?= 10000
+NIGHTLY_JOBS ?= $(shell nproc)
+nightly: $(STAMP)
+	@mkdir -p out
+	@$(BIN)/hgc bench parity --cases $(NIGHTLY_CASES) --seed $(NIGHTLY_SEED) --jobs $(NIGHTLY_JOBS) --json out/parity.json; \
+	  cases=$$?; $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow && exit $$cases
 
 # mypy and import-linter read files and do not know setup.py's mapping, so they are shown the tree as it is when installed.
 tree:

@@ -27,7 +27,8 @@ class OneDeviceDropout(Transform):
     """Tell every dropout how its tensor is cut, so that an element's fate follows from its global place (:mod:`hgc.ir.ops.keyed`).
 
     Runs after all axes: ``hgc.compile(..., pipeline=default_pipeline().append(OneDeviceDropout()))``. The same program on one device,
-    with this transform too, draws the same masks for the same seed and number of micro-batches.
+    with this transform too, draws the same masks for the same seed and number of micro-batches; but not stages of a pipeline, nor
+    several micro-batches along ``dp``, which hold other rows than on one device.
     """
 
     name: ClassVar[str] = "one-device-dropout"

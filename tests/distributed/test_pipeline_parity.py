@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hgc
+from hgc.plan import SCHEDULES as SCHEDULE_NAMES
 from tests.distributed.pipelines import MakePlan, check_parity, even, placed, subject, unlike
 from tests.families import FAMILIES
 
@@ -93,6 +94,27 @@ def test_processes(family: str, plan: str) -> None:
     model, batch = FAMILIES[family]()
     executable = hgc.compile(model, batch, plan=lambda program, _: (OVERLAPPING | UNLIKE)[plan](program))
     assert executable.verify(steps=3).ok
+
+
+ON_PROCESSES: dict[str, MakePlan] = {
+    "gpipe": even(3, schedule="gpipe", micro_batches=4),
+    "1f1b": unlike("tp2", "dp1", "dp1", micro_batches=4),
+    "interleaved": even(2, "dp2", "interleaved", virtual=2),
+    "zb-h1": even(4, schedule="zb-h1", micro_batches=4),
+    "zbv": even(2, "tp2", "zbv", micro_batches=4, virtual=2),
+}
+"""Every schedule once, on 3 or 4 ranks."""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_every_schedule_on_processes(schedule: str) -> None:
+    """gloo carries messages in another order than threads do."""
+    model, batch = FAMILIES["gpt2"]()
+    executable = hgc.compile(model, batch, plan=lambda program, _: ON_PROCESSES[schedule](program))
+    assert executable.plan.schedule == schedule
+    assert executable.verify(dtype=torch.float64, steps=3).ok
 
 
 @pytest.mark.slow

@@ -142,6 +142,8 @@ def _computed(dice: random.Random, case: ParityCase) -> ParityCase:
     experts, dtype = case.model.removeprefix(ZOO) in EXPERTS, dice.choice(("float32", "float64"))
     precision = dice.choice(list(PRECISIONS)) if dtype == "float32" and not experts and dice.random() < 0.3 else ""
     drops = case.model in MODELS and MODELS[case.model].drops and not case.stages and not precision and dice.random() < 0.3
+    if case.micro_batches > 1 and any(strategy.dp > 1 for strategy in case.strategies):
+        drops = False  # each rank cuts its own rows into micro-batches, which are then other rows than on one device
     fields = {"dtype": "float64" if experts else dtype, "precision": precision, "dropout": drops}
     return ParityCase(**{**vars(case), **fields, "own_trace": dice.random() < 0.1})
 

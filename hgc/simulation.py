@@ -51,7 +51,8 @@ def _once(
     lower: Callable[[Program, Plan], Program],
 ) -> StageProgram:
     """A stage, lowered and measured unless one that does the same was, under the names by which it gets and hands on values."""
-    key = structure_hash(stage), str(plan.strategy)
+    holders = [entry.stages for entry in stage.state.values() if entry.stages]  # stages by number: another plan may number them otherwise
+    key = structure_hash(stage), f"{plan.strategy} {holders}" if holders else str(plan.strategy)
     if key not in known:
         lowered = lower(stage, plan)
         known[key] = StageProgram(lowered, BlockCosts(plan.precision, execution, plan.strategy.zero).run(lowered))

@@ -51,12 +51,16 @@ class Compared:
         return self.published_s / self.found_s if self.found_s else 0.0
 
 
+Known = dict[tuple[str, Strategy, tuple[tuple[int, ...], ...]], StageProgram]
+"""Stages that were lowered and measured, by structure, strategy and holders of their parameters, for jobs of one architecture."""
+
+
 @dataclass(frozen=True)
 class Alike:
     """Lowers, measures and simulates what both plans have, each distinct stage once; ``dp`` divides the batch and nothing else."""
 
     case: Case
-    known: dict[tuple[str, Strategy], StageProgram] = field(default_factory=dict)
+    known: Known = field(default_factory=dict)
 
     def measured(self, program: Program, plan: Plan) -> tuple[Program, ProgramCosts]:
         """For the search: a block as the plan's strategy lowers it."""
@@ -75,17 +79,14 @@ class Alike:
 
     def _once(self, stage: Program, strategy: Strategy) -> StageProgram:
         few = replace(lowered_alike(strategy), dp=min(strategy.dp, FEW))
-        key = structure_hash(stage), few
+        holders = tuple(entry.stages for entry in stage.state.values() if entry.stages)  # stages by number, as this plan has them
+        key = structure_hash(stage), few, holders
         if key not in self.known:
             self.known[key] = lowered(stage.copy(), Plan(few))
         return widened(self.known[key], "dp", strategy.dp)
 
     def _linked(self, stage: Program, found: StageProgram) -> StageProgram:
         return replace(found, received=tuple(str(node.target) for node in received(stage)), results=stage.results)
-
-
-Known = dict[tuple[str, Strategy], StageProgram]
-"""Stages that were lowered and measured; jobs of one architecture may share them."""
 
 
 def compared(cases: list[Case], known: Known | None = None) -> list[Compared]:

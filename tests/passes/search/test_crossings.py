@@ -88,3 +88,15 @@ def test_plans_of_such_programs_run(tmp_path: Path) -> None:
     plan = search_planner(fix={"pp": 2, "tp": 1}).run(subject("t5").program, Cluster.local(2))
     assert {stage.first_rank for stage in plan.stages} == {0, 1}
     check_parity(subject("t5"), lambda _: plan, tmp_path / "out")
+
+
+def test_tied_parameters_of_plans_that_share_lowering() -> None:
+    """The last stage of another plan has another number: what is shared with it must not say whose parameters are whose."""
+    program, known = subject("gpt2").program, dict[tuple[str, str], object]()
+    count = len(list(program.blocks()))
+    for stages in (3, 2):
+        sizes = [1] * (stages - 1) + [count - stages + 1]
+        plan = Plan(stages=tuple(Stage(size, rank, Strategy()) for rank, size in enumerate(sizes)), micro_batches=2)
+        shared = stage_programs(program, plan, compiler.distribute, known=known)  # type: ignore[arg-type]
+        holders = {entry.stages for stage in shared for entry in stage.program.state.values() if entry.stages}
+        assert holders == {(0, stages - 1)}

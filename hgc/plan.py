@@ -157,10 +157,11 @@ class Plan:
 
     def validate(self, devices: int | None = None, program_hash: str = "") -> None:
         """Raise :class:`PlanError` unless the plan makes sense and fits ``devices`` ranks and the program of that hash."""
-        for strategy in self.strategies:
+        for index, strategy in enumerate(self.strategies):
             if strategy.zero and strategy.dp * strategy.cp * strategy.sp == 1:
+                where = f" of stage {index}" if self.stages else ""
                 raise PlanError(
-                    f"zero is {strategy.zero} but dp is 1, so there is nothing to shard state over; set dp to 2 or more, or zero to 0"
+                    f"zero{where} is {strategy.zero} but dp is 1, so there is nothing to shard state over; set dp to 2 or more, or zero to 0"
                 )
         idle = sorted(set(range(self.devices)) - {rank for stage in range(len(self.strategies)) for rank in self.ranks(stage)})
         if idle:

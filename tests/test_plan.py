@@ -297,7 +297,7 @@ def test_stages_share_the_ranks_out() -> None:
     ("make", "sentence"),
     [
         (lambda: Plan(stages=(Stage(1, 0), Stage(1, 2))).validate(), "rank 1 has no stage"),
-        (lambda: Plan(stages=(Stage(1, 0), Stage(1, 1, Strategy(zero=1)))).validate(), "zero is 1 but dp is 1"),
+        (lambda: Plan(stages=(Stage(1, 0), Stage(1, 1, Strategy(zero=1)))).validate(), "zero of stage 1 is 1 but dp is 1"),
         (lambda: Plan(stages=(Stage(1, 0), Stage(1, 1))).validate(4), "needs 2 devices (2 stages), the cluster has 4"),
         (lambda: Plan(schedule="1F1B"), "schedule is '1F1B'; did you mean '1f1b'?"),
         (lambda: Plan(micro_batches=0), "micro_batches is 0; expected a whole number of 1 or more"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from hgc.errors import ShardingError
-from hgc.ir.program import Program
+from hgc.ir.program import RECEIVED, Program
+from hgc.ir.value import info
 from hgc.passes.sharding.sequence_axis import has_causal_attention, sequence_symbols
 from hgc.plan import Plan
 from hgc.strategy import Strategy
@@ -13,19 +14,21 @@ from hgc.strategy import Strategy
 
 def check_limits(program: Program, plan: Plan) -> None:
     """Raise :class:`~hgc.errors.ShardingError` if the example's batch or sequence does not divide."""
-    strategy = plan.strategy
+    strategy, where = plan.strategy, _where(program)
     for symbol, found in program.symbols.items():
         parts = strategy.dp * plan.micro_batches
         if found.meaning == "batch" and found.hint % parts:
             near = max(found.hint // parts, 1) * parts
-            what = f"dp={strategy.dp}" if plan.micro_batches == 1 else f"dp={strategy.dp} times {plan.micro_batches} micro-batches"
+            split = [f"dp={strategy.dp}"] if strategy.dp > 1 or plan.micro_batches == 1 else []
+            split += [f"{plan.micro_batches} micro-batches"] if plan.micro_batches > 1 else []
             raise ShardingError(
-                f"the batch ({symbol}) is {found.hint}, which {what} does not divide; use a global batch of {near} or another dp"
+                f"the batch ({symbol}){where} is {found.hint}, which {' times '.join(split)} does not divide; use a global batch of {near} or "
+                f"{_other_parts(found.hint, plan)}"
             )
         rows = found.hint // plan.micro_batches
         if found.meaning == "batch" and rows < found.low:
             raise ShardingError(
-                f"the batch ({symbol}) is {found.hint}, {rows} in each of {plan.micro_batches} micro-batches, but the model was traced for "
+                f"the batch ({symbol}){where} is {found.hint}, {rows} in each of {plan.micro_batches} micro-batches, but the model was traced for "
                 f"{found.low} or more; use a larger batch or fewer micro-batches"
             )
     multiple = _sequence_multiple(program, strategy)
@@ -35,7 +38,7 @@ def check_limits(program: Program, plan: Plan) -> None:
             near = -(-found.hint // multiple) * multiple
             ranks = " and ".join(f"{axis}={size}" for axis, size in (("cp", strategy.cp), ("sp", strategy.sp)) if size > 1)
             raise ShardingError(
-                f"the {found.meaning} ({symbol}) is {found.hint}, which {ranks} cannot split: it must be a multiple of {multiple}; "
+                f"the {found.meaning} ({symbol}){where} is {found.hint}, which {ranks} cannot split: it must be a multiple of {multiple}; "
                 f"pad it to {near}, or use another size of the axis"
             )
     for symbol, found in program.symbols.items():
@@ -43,9 +46,25 @@ def check_limits(program: Program, plan: Plan) -> None:
         if found.meaning != "batch" and strategy.tp > 1 and strategy.sequence_parallel and share % strategy.tp:
             length = f"{found.hint}" if share == found.hint else f"{found.hint}, {share} on each rank of cp and sp"
             raise ShardingError(
-                f"the {found.meaning} ({symbol}) is {length}, which tp={strategy.tp} does not divide; pad to a multiple, "
+                f"the {found.meaning} ({symbol}){where} is {length}, which tp={strategy.tp} does not divide; pad to a multiple, "
                 "or use sequence_parallel=False"
             )
+
+
+def _where(program: Program) -> str:
+    """The name of a stage of a pipeline, whose strategy is not the only one."""
+    is_stage = program.results or any(info(node).role == RECEIVED for node in program.inputs())
+    return f" of {program.name}" if is_stage else ""
+
+
+def _other_parts(rows: int, plan: Plan) -> str:
+    """The nearest number of micro-batches that the rows allow, or none if ``dp`` alone is too much."""
+    dp = plan.strategy.dp
+    if plan.micro_batches == 1 or rows % dp:
+        return "another dp"
+    allowed = [count for count in range(1, rows // dp + 1) if rows // dp % count == 0]
+    near = min(allowed, key=lambda count: abs(count - plan.micro_batches))
+    return f"{near} micro-batch{'es' * (near > 1)}"
 
 
 def _sequence_multiple(program: Program, strategy: Strategy) -> int:

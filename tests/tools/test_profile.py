@@ -86,6 +86,7 @@ def test_a_machine_that_the_formulas_do_not_describe_shows_in_the_residuals(meas
     assert next(each for each in residuals if each.what.startswith("products")).median > 0.3
 
 
+@pytest.mark.slow
 def test_measuring_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     path = tmp_path / "here.json"

@@ -19,9 +19,9 @@ SIZES = tuple(2**power for power in (10, 14, 17, 20, 22, 24))
 GPU_SIZES = (2**10, 2**13, 2**16, 2**18, 2**20, 2**22, 2**25, 2**28)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 BETWEEN = 384
+"""Rows and columns of the product that a CPU computes in front of each collective; docs/design/profile.md says why so many."""
 LEAST = 0.02
-"""Rows and columns of the product that a CPU computes in front of each collective: a few milliseconds, as in tensor parallelism;
-and the share of it below which a difference is noise."""
+"""Share of the product below which a difference is noise."""
 
 
 def sweeps(device: torch.device, group: dist.ProcessGroup, nodes: int, per_node: int) -> list[Sweep]:

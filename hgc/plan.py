@@ -161,7 +161,8 @@ class Plan:
             if strategy.zero and strategy.dp * strategy.cp * strategy.sp == 1:
                 where = f" of stage {index}" if self.stages else ""
                 raise PlanError(
-                    f"zero{where} is {strategy.zero} but dp is 1, so there is nothing to shard state over; set dp to 2 or more, or zero to 0"
+                    f"zero{where} is {strategy.zero} but dp is 1, so there is nothing to shard state over; "
+                    "set dp to 2 or more, or zero to 0"
                 )
         idle = sorted(set(range(self.devices)) - {rank for stage in range(len(self.strategies)) for rank in self.ranks(stage)})
         if idle:

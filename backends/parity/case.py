@@ -105,7 +105,7 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
 def _grouped_mm(rows: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
     """``F.grouped_mm`` of rows [R, I] and matrices [E, I, O], which torch has for 32 bits and fewer only."""
     ends = offs.tolist()
-    groups = rows.split([end - start for start, end in zip([0, *ends], ends, strict=False)])
+    groups = torch.split(rows, [end - start for start, end in zip([0, *ends], ends, strict=False)])
     return torch.cat([group @ matrix for group, matrix in zip(groups, weight, strict=True)])
 
 

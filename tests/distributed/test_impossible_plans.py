@@ -1,4 +1,4 @@
-"""Every impossible combination in the space of plans is refused when compiling: the rule, the block or stage, the nearest possible choice."""
+"""Every impossible plan is refused when compiling: the rule, the block or stage, the nearest possible choice."""
 
 from __future__ import annotations
 

@@ -27,11 +27,15 @@ SMALL = ParityCase("gpt2", "dp2", 2, 4, {"heads": 2, "head_dim": 4, "layers": 1,
 
 FAILED_ONCE = (
     # a stage's result that a recomputed block of the same stage reads, under split backward
-    '{"model":"llama","plan":"dp1","batch":1,"length":12,"sizes":{"heads":8,"head_dim":12,"layers":2,"ffn":24,"vocabulary":97,"tied":0,'
-    '"shared":2},"stages":[[1,0,"dp1"],[1,0,"dp1 recompute"],[1,0,"dp1"]],"schedule":"zb-h1","frozen":5}',
+    (
+        '{"model":"llama","plan":"dp1","batch":1,"length":12,"sizes":{"heads":8,"head_dim":12,"layers":2,"ffn":24,"vocabulary":97,"tied":0,'
+        '"shared":2},"stages":[[1,0,"dp1"],[1,0,"dp1 recompute"],[1,0,"dp1"]],"schedule":"zb-h1","frozen":5}'
+    ),
     # recomputation under a function mode; a list of blocks on lines of its own in a stage's source
-    '{"model":"zoo:Switch","plan":"dp1","batch":2,"length":4,"dtype":"float64","stages":[[1,0,"dp1 recompute"],[1,0,"dp1 recompute"],'
-    '[4,0,"dp1 recompute"]],"schedule":"gpipe"}',
+    (
+        '{"model":"zoo:Switch","plan":"dp1","batch":2,"length":4,"dtype":"float64","stages":[[1,0,"dp1 recompute"],[1,0,"dp1 recompute"],'
+        '[4,0,"dp1 recompute"]],"schedule":"gpipe"}'
+    ),
     # experts that get no token in some step
     '{"model":"zoo:Switch","plan":"dp2","batch":2,"length":11,"dtype":"float64"}',
 )

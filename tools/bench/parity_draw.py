@@ -125,13 +125,18 @@ def _strategy_of(dice: random.Random, sizes: Mapping[str, int]) -> Strategy:
 
 
 def _fits(case: ParityCase) -> bool:
-    """Can the model's heads be split so? Of the zoo this much is known without building it."""
-    heads, shared = (4, 2) if case.model.startswith(ZOO) else (case.sizes["heads"], case.sizes.get("shared", 1))
+    """Are there blocks, heads and a sequence to split so? Of the zoo this much is known without building it."""
+    heads, shared, layers = (
+        case.sizes.get(name, usual) for name, usual in (("heads", 4), ("shared", 1 if case.sizes else 2), ("layers", 3))
+    )
     name = case.model.removeprefix(ZOO)
-    parts = [strategy.tp * strategy.sp for strategy in case.strategies]
-    lengths = case.model not in MODELS and not zoo.find(name).sequence and any(s.cp * s.sp > 1 for s in case.strategies)
-    stages = len(case.stages) <= (case.sizes["layers"] + 2 if case.sizes else 5)
-    return stages and not lengths and all(heads // shared % part == 0 for part in parts) and not (name in WHOLE_BATCH and case.micro_batches > 1)
+    has_sequence = case.model in MODELS or zoo.find(name).sequence
+    return (
+        len(case.stages) <= layers + 2
+        and all(heads // shared % (strategy.tp * strategy.sp) == 0 for strategy in case.strategies)
+        and (has_sequence or all(strategy.cp * strategy.sp == 1 for strategy in case.strategies))
+        and not (name in WHOLE_BATCH and case.micro_batches > 1)
+    )
 
 
 # -- numbers and shapes -----------------------------------------------------------------------------------------------------------------

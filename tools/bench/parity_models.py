@@ -19,7 +19,10 @@ LONGEST = 64
 
 @dataclass(frozen=True)
 class Family:
-    """``build(sizes)`` is a model in training mode, ``batch(sizes, rows, length)`` fits it; ``sizes``: what cases draw, small ones first."""
+    """``build(sizes)`` is a model in training mode, ``batch(sizes, rows, length)`` fits it.
+
+    ``sizes``: what cases draw, small ones first. ``drops``: the model has dropout.
+    """
 
     build: Callable[[Sizes], nn.Module]
     batch: Callable[[Sizes, int, int], Batch]

@@ -15,6 +15,7 @@ from hgc.cost.execution import EAGER, Execution
 from hgc.errors import HgcError, PlanError
 from hgc.ir.program import Program
 from hgc.passes.base import Planner
+from hgc.passes.sharding.limits import batch_statistics
 from hgc.passes.sharding.search.costs import Measure, ProgramBlocks
 from hgc.passes.sharding.search.hybrid import Found, Outcome, search
 from hgc.passes.sharding.search.judged import Judge, Judged, Late, Searched, in_words, places_of
@@ -141,7 +142,7 @@ class SearchPlanner(Planner):
             strategies = space(self.space, devices // stages, most_tp=per_node)
             strategies = tuple(s for s in strategies if _shares_sequence(s, blocks.batch) <= sequence and min(s.cp, s.sp) == 1)
             strategies = self._preferred([strategy for strategy in strategies if self.pins.allow(strategy)])
-            micro_batches = tuple(self._micro_batches(blocks.batch, stages))
+            micro_batches = tuple(self._micro_batches(1 if batch_statistics(blocks.program) else blocks.batch, stages))
             if strategies and micro_batches:
                 yield stages, strategies, micro_batches
 

@@ -18,6 +18,8 @@ from tests.families import FAMILIES
 from tests.passes.search.test_unlike_devices import cluster
 
 MODELS = ("gpt2", "llama", "bert", "t5", "vit", "cnn")
+IN_STAGES = (*MODELS[:-1], "gpt2-odd-vocabulary")
+"""Batch normalisation allows one micro-batch only, and so no pipeline."""
 ROWS = 8
 
 
@@ -49,7 +51,7 @@ def test_found(family: str, devices: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [4, 8])
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", IN_STAGES)
 def test_found_for_unlike_devices(family: str, devices: int) -> None:
     """The second half is three times as slow and has half the memory; a pipeline, in which that counts."""
     half = cluster(devices // 2, slower=3.0, memory=(1.0, 0.5))

@@ -137,3 +137,16 @@ def test_time_limit_keeps_the_bound() -> None:
     assert (stopped.searched, stopped.left_out, whole.searched) == (1, 2, 3)
     assert stopped.lower_bound_s <= whole.found[0].plan.step_s
     assert stopped.gap >= 0
+
+
+def test_batch_statistics_allow_one_micro_batch() -> None:
+    """Normalisation over the batch is another function of each micro-batch: such plans are refused, and not searched."""
+    from hgc import compiler
+    from hgc.errors import ShardingError
+    from hgc.plan import Plan
+
+    program = subject("cnn").program
+    with pytest.raises(ShardingError, match="statistics of the whole batch, which none of 2 micro-batches has; use 1 micro-batch"):
+        compiler.distribute(program, Plan(Strategy(dp=2), micro_batches=2))
+    assert compiler.distribute(program, Plan(Strategy(dp=2)))
+    assert search_planner().run(program, Cluster.local(2)).micro_batches == 1

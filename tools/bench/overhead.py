@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ COMPARISONS = (
     ("Llama", "pp4 1f1b micro4"),
     ("Llama", "pp4 gpipe micro4"),
     ("Llama", "pp2 virtual2 micro4"),
+    ("Llama", "pp4 virtual2 micro4"),
 )
 
 
@@ -65,8 +67,9 @@ def run(
         with stage("compile"):
             for index, (model, strategy) in enumerate([*comparisons, *compiled]):
                 target = Path(folder) / f"program{index}"
-                compiler.compile(MODELS[model](size), global_batch(size, 0), plan=strategy).save(target)
-                cases.append(Case(model, strategy, size, str(target), warmup, pairs, index >= len(comparisons)))
+                deep = _deep_enough(size, strategy)
+                compiler.compile(MODELS[model](deep), global_batch(deep, 0), plan=strategy).save(target)
+                cases.append(Case(model, strategy, deep, str(target), warmup, pairs, index >= len(comparisons)))
         measured: list[tuple[Case, Pairs]] = []
         for ranks in sorted({_ranks(case) for case in cases}):
             chosen = [case for case in cases if _ranks(case) == ranks]
@@ -86,6 +89,12 @@ def run(
 def _described(text: str) -> str:
     words = PlanText.parse(text)
     return describe(words.strategy) if words.places == 1 else "torch.distributed.pipelining"
+
+
+def _deep_enough(size: Size, text: str) -> Size:
+    """A layer for each stage between the first, which has the embedding, and the last, which has the head."""
+    words = PlanText.parse(text)
+    return replace(size, layers=max(size.layers, words.places * words.virtual - 2))
 
 
 def _ranks(case: Case) -> int:
@@ -125,7 +134,9 @@ def _targets(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _table(rows: Sequence[dict[str, Any]], size: Size) -> Table:
     batch = f"{size.rows} x {size.length} tokens"
-    found = Table(title=f"emitted programs against hand-written ones: {size.layers} layers, hidden {size.hidden}, global batch {batch}")
+    found = Table(
+        title=f"emitted programs against hand-written ones: {size.layers} layers or one for each stage, hidden {size.hidden}, global batch {batch}"
+    )
     for column in ("model", "plan", "baseline"):
         found.add_column(column, overflow="fold")
     for column in ("emitted ms", "baseline ms", "ratio", "quartiles", "CPU ratio", "quartiles", "loss differs", ""):

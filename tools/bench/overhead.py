@@ -134,9 +134,8 @@ def _targets(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _table(rows: Sequence[dict[str, Any]], size: Size) -> Table:
     batch = f"{size.rows} x {size.length} tokens"
-    found = Table(
-        title=f"emitted programs against hand-written ones: {size.layers} layers or one for each stage, hidden {size.hidden}, global batch {batch}"
-    )
+    shape = f"{size.layers} layers or one for each stage, hidden {size.hidden}, global batch {batch}"
+    found = Table(title=f"emitted programs against hand-written ones: {shape}")
     for column in ("model", "plan", "baseline"):
         found.add_column(column, overflow="fold")
     for column in ("emitted ms", "baseline ms", "ratio", "quartiles", "CPU ratio", "quartiles", "loss differs", ""):

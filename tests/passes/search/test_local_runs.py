@@ -63,12 +63,12 @@ def test_found_for_unlike_devices(family: str, devices: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_found_where_memory_binds(family: str) -> None:
-    """With six tenths of what the usual plan takes other plans are found, and run."""
+    """With seven tenths of what the usual plan takes other plans are found, and run."""
     usual = _compiled(family, Cluster.local(4)).plan.predicted.memory_bytes
     assert usual
-    share = 0.6 * usual / Cluster.local(2).nodes[0].device.memory_bytes
+    share = 0.7 * usual / Cluster.local(2).nodes[0].device.memory_bytes
     found = _compiled(family, cluster(2, memory=(share, share)))
-    assert (found.plan.predicted.memory_bytes or 0) <= 0.6 * usual
+    assert (found.plan.predicted.memory_bytes or 0) <= 0.7 * usual
     _check(found, 4)
 
 

@@ -132,7 +132,7 @@ def _parser() -> _Parser:
     bench = _add(commands, "bench", "run a benchmark by name")
     bench.add_argument("name", metavar="NAME", help="trace, overhead, fidelity, experts, local, parity, search or sequence")
     bench.add_argument("--json", metavar="FILE", help="write the numbers here")
-    bench.add_argument("--data", metavar="PATH", help="fidelity, experts: published measurements; search: Galvatron's profiles; sequence: lengths")
+    bench.add_argument("--data", metavar="PATH", help="published measurements (fidelity, experts), profiles (search), lengths (sequence)")
     bench.add_argument("--launch", metavar="COMMAND", help="local: what starts the ranks (default: torchrun on this machine)")
     bench.add_argument("--cases", type=_whole, metavar="N", help="parity, search: how many random cases; experts: how many jobs")
     bench.add_argument("--seed", type=int, metavar="N", help="parity, experts: where the random cases start")

@@ -47,7 +47,7 @@ def test_auto_uses_every_device_and_says_why() -> None:
 
 def test_auto_names_the_reasons_if_nothing_fits() -> None:
     model, batch = FAMILIES["llama"]()
-    with pytest.raises(PlanError, match="no plan runs LlamaForCausalLM on 7 devices .*cannot split"):
+    with pytest.raises(PlanError, match=r"no plan runs LlamaForCausalLM on 7 devices .*cannot split"):
         hgc.compile(model, batch, cluster=hgc.Cluster.local(7))
 
 

@@ -10,7 +10,6 @@ from hgc.backends import simulator
 from hgc.cluster import Cluster
 from hgc.cost.symbolic import ProgramCosts
 from hgc.errors import HgcError, PlanError
-from hgc.ir.hashing import structure_hash
 from hgc.ir.program import Program
 from hgc.passes.sharding.recompute import Recompute
 from hgc.passes.sharding.search.judged import Verdict
@@ -18,7 +17,7 @@ from hgc.passes.sharding.search.planner import SearchPlanner
 from hgc.passes.sharding.search.space import lowered_alike
 from hgc.passes.sharding.uniform import UniformPlanner
 from hgc.plan import Plan, Prediction
-from hgc.simulation import stage_programs
+from hgc.simulation import stage_key, stage_programs
 
 Lower = Callable[[Program, Plan], Program]
 """Applies a plan without stages to a single-device program, as ``hgc.compiler.distribute`` does."""
@@ -44,7 +43,7 @@ class Judge:
     def _lower(self, program: Program, plan: Plan) -> Program:
         """ZeRO is the runtime's, and recomputation marks the graph that there is without it: such plans share what was lowered."""
         graph = replace(plan, strategy=lowered_alike(plan.strategy))
-        key = structure_hash(program), str(graph.strategy)
+        key = stage_key(program, graph.strategy)
         if key not in self._lowered:
             self._lowered[key] = self.lower(program, graph)
         return Recompute().run(self._lowered[key].copy(), plan)

@@ -13,6 +13,7 @@ from hgc.ir.program import Program
 from hgc.passes.analysis.costs import BlockCosts
 from hgc.passes.sharding.stages import cut, stage_plan
 from hgc.plan import Plan
+from hgc.strategy import Strategy
 
 
 def stage_programs(
@@ -50,13 +51,23 @@ def _once(
     execution: Execution,
     lower: Callable[[Program, Plan], Program],
 ) -> StageProgram:
-    """A stage, lowered and measured unless one that does the same was, under the names by which it gets and hands on values."""
-    holders = [entry.stages for entry in stage.state.values() if entry.stages]  # stages by number: another plan may number them otherwise
-    key = structure_hash(stage), f"{plan.strategy} {holders}" if holders else str(plan.strategy)
+    """A stage, lowered and measured unless one that does the same was."""
+    key = stage_key(stage, plan.strategy)
     if key not in known:
         lowered = lower(stage, plan)
         known[key] = StageProgram(lowered, BlockCosts(plan.precision, execution, plan.strategy.zero).run(lowered))
-    return replace(known[key], received=tuple(str(node.target) for node in received(stage)), results=stage.results)
+    return linked(known[key], stage)
+
+
+def stage_key(stage: Program, strategy: Strategy) -> tuple[str, str]:
+    """Equal for stages that are lowered and measured alike, whichever plans of one program they come from."""
+    holders = [entry.stages for entry in stage.state.values() if entry.stages]  # stages by number: another plan may number them otherwise
+    return structure_hash(stage), f"{strategy} {holders}" if holders else str(strategy)
+
+
+def linked(found: StageProgram, stage: Program) -> StageProgram:
+    """What was measured of a stage that does the same, under the names by which ``stage`` gets and hands on values."""
+    return replace(found, received=tuple(str(node.target) for node in received(stage)), results=stage.results)
 
 
 def sized(traced: Program, sizes: Mapping[str, float]) -> Program:

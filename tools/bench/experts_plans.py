@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from hgc.backends.simulator import Options, Simulation, StageProgram, simulate
-from hgc.backends.simulator.stages import received
 from hgc.cluster import Cluster
 from hgc.cost.symbolic import ProgramCosts
 from hgc.errors import HgcError
-from hgc.ir.hashing import structure_hash
 from hgc.ir.program import Program
 from hgc.passes.sharding.search.judged import Verdict, in_words
 from hgc.passes.sharding.search.planner import SearchPlanner
 from hgc.passes.sharding.search.space import lowered_alike
 from hgc.passes.sharding.stages import cut
 from hgc.plan import Plan, Prediction
+from hgc.simulation import linked, stage_key
 from hgc.strategy import RECOMPUTE, Strategy
 from hgc.tools.bench.fidelity_models import NotRebuilt, build, example
 from hgc.tools.bench.fidelity_plans import plan_of, precision_of, recompute_of
@@ -51,8 +50,8 @@ class Compared:
         return self.published_s / self.found_s if self.found_s else 0.0
 
 
-Known = dict[tuple[str, Strategy, tuple[tuple[int, ...], ...]], StageProgram]
-"""Stages that were lowered and measured, by structure, strategy and holders of their parameters, for jobs of one architecture."""
+Known = dict[tuple[str, str], StageProgram]
+"""Stages that were lowered and measured, by :func:`~hgc.simulation.stage_key`, for jobs of one architecture."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +72,16 @@ class Alike:
 
     def simulate(self, program: Program, plan: Plan, cluster: Cluster) -> Simulation:
         pairs = zip(cut(program, plan), plan.strategies, strict=True)
-        stages = [self._linked(stage, self._once(stage, strategy)) for stage, strategy in pairs]
+        stages = [linked(self._once(stage, strategy), stage) for stage, strategy in pairs]
         options = Options("adamw", clip=True, execution=self.case.generation.execution)
         return simulate(stages, plan, cluster, None, options)
 
     def _once(self, stage: Program, strategy: Strategy) -> StageProgram:
         few = replace(lowered_alike(strategy), dp=min(strategy.dp, FEW))
-        holders = tuple(entry.stages for entry in stage.state.values() if entry.stages)  # stages by number, as this plan has them
-        key = structure_hash(stage), few, holders
+        key = stage_key(stage, few)
         if key not in self.known:
             self.known[key] = lowered(stage.copy(), Plan(few))
         return widened(self.known[key], "dp", strategy.dp)
-
-    def _linked(self, stage: Program, found: StageProgram) -> StageProgram:
-        return replace(found, received=tuple(str(node.target) for node in received(stage)), results=stage.results)
 
 
 def compared(cases: list[Case], known: Known | None = None) -> list[Compared]:

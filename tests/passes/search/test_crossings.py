@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hgc import compiler
+from hgc.automatic import Judge, Lower
 from hgc.cluster import Cluster
 from hgc.compiler import search_planner
 from hgc.cost.execution import Execution
@@ -90,13 +91,14 @@ def test_plans_of_such_programs_run(tmp_path: Path) -> None:
     check_parity(subject("t5"), lambda _: plan, tmp_path / "out")
 
 
-def test_tied_parameters_of_plans_that_share_lowering() -> None:
+@pytest.mark.parametrize("lower", [compiler.distribute, Judge(compiler.distribute)._lower], ids=["distribute", "judge"])
+def test_tied_parameters_of_plans_that_share_lowering(lower: Lower) -> None:
     """The last stage of another plan has another number: what is shared with it must not say whose parameters are whose."""
     program, known = subject("gpt2").program, dict[tuple[str, str], object]()
     count = len(list(program.blocks()))
     for stages in (3, 2):
         sizes = [1] * (stages - 1) + [count - stages + 1]
         plan = Plan(stages=tuple(Stage(size, rank, Strategy()) for rank, size in enumerate(sizes)), micro_batches=2)
-        shared = stage_programs(program, plan, compiler.distribute, known=known)  # type: ignore[arg-type]
+        shared = stage_programs(program, plan, lower, known=known)  # type: ignore[arg-type]
         holders = {entry.stages for stage in shared for entry in stage.program.state.values() if entry.stages}
         assert holders == {(0, stages - 1)}

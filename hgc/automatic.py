@@ -23,6 +23,11 @@ Lower = Callable[[Program, Plan], Program]
 """Applies a plan without stages to a single-device program, as ``hgc.compiler.distribute`` does."""
 
 
+def verdict(found: simulator.Simulation, cluster: Cluster) -> Verdict:
+    """What a simulation on ``cluster`` says of its plan."""
+    return Verdict(Prediction(found.step_s, int(found.peak_bytes), basis="simulated"), found.fullness(cluster))
+
+
 @dataclass(frozen=True)
 class Judge:
     """Simulates plans of one program, at any example sizes; stages that were lowered and measured once serve all plans that have them."""
@@ -32,8 +37,7 @@ class Judge:
     _lowered: dict[tuple[str, str], Program] = field(default_factory=dict)
 
     def __call__(self, traced: Program, plan: Plan, cluster: Cluster) -> Verdict:
-        found = self.simulate(traced, plan, cluster)
-        return Verdict(Prediction(found.step_s, int(found.peak_bytes), basis="simulated"), found.fullness(cluster))
+        return verdict(self.simulate(traced, plan, cluster), cluster)
 
     def simulate(self, traced: Program, plan: Plan, cluster: Cluster) -> simulator.Simulation:
         """Raises what lowering raises, and :class:`~hgc.errors.HgcError` for a plan that does not fit program or cluster."""

@@ -182,6 +182,11 @@ class Cluster:
         return tuple(number for number, node in enumerate(self.nodes) for _ in range(node.count))
 
     @property
+    def least_memory_bytes(self) -> int:
+        """Of the device that has least."""
+        return min(node.device.memory_bytes for node in self.nodes)
+
+    @property
     def device_type(self) -> str:
         return self.nodes[0].device.type
 

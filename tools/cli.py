@@ -124,7 +124,7 @@ def _parser() -> _Parser:
 
     explain = _add(commands, "explain", "say why a compiled program's plan is as it is: what binds, and what other plans would cost")
     explain.add_argument("folder", metavar="DIR", help="what hgc compile wrote")
-    explain.add_argument("--cluster", metavar="CLUSTER", help="a JSON file, or a preset and its nodes (default: this machine)")
+    explain.add_argument("--cluster", metavar="CLUSTER", help="a JSON file, or a preset and its nodes (default: that of the compilation)")
     explain.add_argument("--picture", metavar="FILE", help="draw throughput over memory here, as SVG (default: explain.svg in DIR)")
     explain.add_argument("--json", metavar="FILE", help="write the numbers here")
     explain.add_argument("--model", metavar="MODEL", help="the model, if the folder holds none (hf:... or module:function)")

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hgc import records
+from hgc.backends.simulator import svg
 from hgc.backends.simulator.numbers import seconds
 from hgc.backends.simulator.timeline import ACTIONS, Event, Timeline
 from hgc.backends.simulator.work import COMPUTE, OPTIMIZER, SEND
-from hgc.errors import ArtifactError
 from hgc.schedule.actions import shown_ranks
 
 COLOURS = {"F": "#4c78a8", "B": "#72b7b2", "I": "#72b7b2", "W": "#b8d8a8", "optimizer": "#9d755d", "compute": "#a0aec0", "send": "#e45756"}
@@ -35,9 +34,7 @@ class _Box:
 
 def save(timeline: Timeline, path: str | Path) -> None:
     """Write the picture, whole or not at all. Raises :class:`~hgc.errors.ArtifactError` for another format than SVG."""
-    if Path(path).suffix != ".svg":
-        raise ArtifactError(f"the picture {str(path)!r} would not be SVG; give a name that ends with .svg")
-    records.write_text(path, draw(timeline), "picture", ArtifactError)
+    svg.write(path, draw(timeline))
 
 
 def draw(timeline: Timeline) -> str:
@@ -48,7 +45,7 @@ def draw(timeline: Timeline) -> str:
     used: dict[str, str] = {}
     for ranks, events in zip(timeline.ranks, timeline.events, strict=True):
         name = f"rank{'s' * (len(ranks) > 1)} {shown_ranks(ranks)}"
-        shapes.append(_text(LEFT - 8, y + 15, name if len(name) < 20 else f"{name[:17]}...", "end"))
+        shapes.append(svg.text(LEFT - 8, y + 15, name if len(name) < 20 else f"{name[:17]}...", "end"))
         for row in [ACTIONS, *(axis for axis in axes if any(_row(event) == axis for event in events))]:
             height = TALL if row == ACTIONS else THIN
             shown = sorted((event for event in events if _row(event) == row), key=lambda event: event.begin_s)
@@ -105,22 +102,15 @@ def _rectangle(box: _Box, y: float, height: float) -> str:
     pale = f' opacity="{max(full, 0.2):.2f}"' if height == THIN and full < 0.95 else ""
     edge = ' stroke="white" stroke-width="0.6"' if width > 3 and height == TALL else ""
     found = f'<rect x="{LEFT + box.x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{box.colour}"{edge}{pale}>{title}</rect>'
-    return found + (_text(LEFT + box.x + width / 2, y + 15, shown, "middle", "white") if shown else "")
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#333") -> str:
-    return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+    return found + (svg.text(LEFT + box.x + width / 2, y + 15, shown, "middle", "white") if shown else "")
 
 
 def _head(height: float, timeline: Timeline, used: dict[str, str]) -> Iterator[str]:
-    total = LEFT + WIDTH + 20
-    font = 'font-family="Helvetica, Arial, sans-serif" font-size="11"'
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" {font}>'
-    yield f'<rect width="{total}" height="{height}" fill="white"/>'
-    yield _text(LEFT, 14, f"one step: {seconds(timeline.step_s)}; in a box: the micro-batch")
+    yield from svg.head(LEFT + WIDTH + 20, height)
+    yield svg.text(LEFT, 14, f"one step: {seconds(timeline.step_s)}; in a box: the micro-batch")
     x = float(LEFT)
     for label, colour in used.items():
-        yield f'<rect x="{x}" y="23" width="11" height="11" fill="{colour}"/>' + _text(x + 15, 33, label)
+        yield f'<rect x="{x}" y="23" width="11" height="11" fill="{colour}"/>' + svg.text(x + 15, 33, label)
         x += 30 + 6.2 * len(label)
 
 
@@ -128,4 +118,4 @@ def _ticks(y: float, step_s: float) -> Iterator[str]:
     for index in range(11):
         x = LEFT + WIDTH * index / 10
         yield f'<line x1="{x}" y1="{TOP - 4}" x2="{x}" y2="{y}" stroke="#999" stroke-width="0.4" stroke-dasharray="2,4"/>'
-        yield _text(x, y + 14, seconds(step_s * index / 10), "middle" if index < 10 else "end")
+        yield svg.text(x, y + 14, seconds(step_s * index / 10), "middle" if index < 10 else "end")

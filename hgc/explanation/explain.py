@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
-from hgc.automatic import Judge
+from hgc.automatic import Judge, verdict
 from hgc.cluster import Cluster, Device, Link
 from hgc.errors import HgcError
 from hgc.explanation.explanation import Explanation
@@ -44,8 +44,7 @@ class _Explainer:
 
     def run(self) -> Explanation:
         simulation = self.judge.simulate(self.traced, self.plan, self.cluster)
-        fullness = simulation.fullness(self.cluster)
-        own = Judged(self.plan, Prediction(simulation.step_s, int(simulation.peak_bytes), basis="simulated"), fullness)
+        own = Judged.of(self.plan, verdict(simulation, self.cluster))
         blocks = ProgramBlocks(self.traced, self.cluster, self.planner.measure, self.planner.precision, self.planner.execution)
         searched, why_not = _tried(lambda: replace(self.planner, also=(_bare(self.plan),)).search(blocks))
         quick = replace(self.planner, shown=1, refined=0)
@@ -59,7 +58,7 @@ class _Explainer:
             cluster=self.cluster,
             batch=blocks.batch,
             simulation=simulation,
-            fullness=fullness,
+            fullness=own.fullness,
             searched=searched,
             why_not=why_not,
             alternatives=alternatives,
@@ -82,7 +81,7 @@ class _Explainer:
 
     def _budgets(self, quick: SearchPlanner, blocks: ProgramBlocks, needed_bytes: int) -> Iterator[Setting]:
         """Twice the memory there is, and less than the fastest plan takes, until nothing fits."""
-        least = min(node.device.memory_bytes for node in self.cluster.nodes)
+        least = self.cluster.least_memory_bytes
         amounts = [2 * least, *(int(needed_bytes * SHRINK**count) for count in range(1, MOST_BUDGETS + 1))]
         for amount in amounts:
             other = _with_memory(self.cluster, amount)
@@ -92,12 +91,11 @@ class _Explainer:
                 break
 
     def _batches(self, quick: SearchPlanner, blocks: ProgramBlocks) -> Iterator[Setting]:
-        least = min(node.device.memory_bytes for node in self.cluster.nodes)
         for factor in BATCHES:
             other = resized(self.traced, factor)
             if other is not None:
                 searched, why_not = _tried(lambda other=other: quick.search(blocks.elsewhere(program=other)))  # type: ignore[misc]
-                yield Setting(int(blocks.batch * factor), least, searched.best if searched else None, why_not)
+                yield Setting(int(blocks.batch * factor), self.cluster.least_memory_bytes, searched.best if searched else None, why_not)
 
 
 def values_of(plan: Plan, part: str) -> tuple[object, ...]:
@@ -125,8 +123,7 @@ def _seen_here(searched: Searched | None, cluster: Cluster) -> Judged | None:
     """The best plan with its memory as a share of what ``cluster`` has."""
     if searched is None:
         return None
-    least = min(node.device.memory_bytes for node in cluster.nodes)
-    return replace(searched.best, fullness=searched.best.memory_bytes / least)
+    return replace(searched.best, fullness=searched.best.memory_bytes / cluster.least_memory_bytes)
 
 
 # -- clusters with one thing changed ----------------------------------------------------------------------------------------------------

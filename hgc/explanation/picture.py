@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hgc import records
+from hgc.backends.simulator import svg
 from hgc.backends.simulator.numbers import seconds, size
-from hgc.errors import ArtifactError
 from hgc.explanation.result import Findings
 from hgc.passes.sharding.search.judged import Judged, in_words
 
@@ -38,9 +37,7 @@ class _Scale:
 
 def save(found: Findings, path: str | Path) -> None:
     """Write the picture, whole or not at all. Raises :class:`~hgc.errors.ArtifactError` for another format than SVG."""
-    if Path(path).suffix != ".svg":
-        raise ArtifactError(f"the picture {str(path)!r} would not be SVG; give a name that ends with .svg")
-    records.write_text(path, draw(found), "picture", ArtifactError)
+    svg.write(path, draw(found))
 
 
 def draw(found: Findings) -> str:
@@ -55,19 +52,16 @@ def draw(found: Findings) -> str:
             shapes.append(_dot(found, each, scale, OTHER, 4))
     for number, each in enumerate(front[:_MOST_NAMED], 1):
         shapes.append(_dot(found, each, scale, ON_FRONT, 5))
-        shapes.append(_text(scale.x(each.memory_bytes) - 3, scale.y(found.batch / each.step_s) - 9, str(number), "middle", ON_FRONT))
+        shapes.append(svg.text(scale.x(each.memory_bytes) - 3, scale.y(found.batch / each.step_s) - 9, str(number), "middle", ON_FRONT))
     cross = scale.x(own[1]), scale.y(found.batch / own[0])
     shapes.append(f'<circle cx="{cross[0]:.1f}" cy="{cross[1]:.1f}" r="9" fill="none" stroke="{THIS}" stroke-width="2"/>')
     return "\n".join([*_head(found), *shapes, *_legend(found, front), "</svg>", ""])
 
 
 def _head(found: Findings) -> Iterator[str]:
-    width, height = LEFT + WIDTH + RIGHT, TOP + HEIGHT + BELOW
-    font = 'font-family="Helvetica, Arial, sans-serif" font-size="11"'
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {font}>'
-    yield f'<rect width="{width}" height="{height}" fill="white"/>'
+    yield from svg.head(LEFT + WIDTH + RIGHT, TOP + HEIGHT + BELOW)
     title = f"throughput over memory, {found.cluster.devices} devices, batch {found.batch}: {len(found.seen)} plans simulated"
-    yield _text(LEFT, 20, title, colour="#111")
+    yield svg.text(LEFT, 20, title, colour="#111")
 
 
 def _axes(scale: _Scale) -> Iterator[str]:
@@ -75,15 +69,15 @@ def _axes(scale: _Scale) -> Iterator[str]:
     for tick in _ticks(scale.most_rate):
         y = scale.y(tick)
         yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + WIDTH}" y2="{y:.1f}" stroke="#e5e7eb"/>'
-        yield _text(LEFT - 8, y + 4, f"{tick:g}", "end")
+        yield svg.text(LEFT - 8, y + 4, f"{tick:g}", "end")
     unit = 2.0 ** (10 * max(math.floor(math.log2(scale.most_bytes) / 10), 0))
     for tick in _ticks(scale.most_bytes / unit):
         x = scale.x(tick * unit)
         yield f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#e5e7eb"/>'
-        yield _text(x, bottom + 16, size(tick * unit) if tick else "0", "middle")
+        yield svg.text(x, bottom + 16, size(tick * unit) if tick else "0", "middle")
     yield f'<path d="M{LEFT} {TOP}V{bottom}H{LEFT + WIDTH}" fill="none" stroke="#666"/>'
-    yield _text(LEFT + WIDTH / 2, bottom + 38, "memory of the fullest device", "middle")
-    yield _text(LEFT - 8, TOP - 10, "rows/s", "end")
+    yield svg.text(LEFT + WIDTH / 2, bottom + 38, "memory of the fullest device", "middle")
+    yield svg.text(LEFT - 8, TOP - 10, "rows/s", "end")
 
 
 def _ticks(most: float) -> list[float]:
@@ -96,11 +90,11 @@ def _ticks(most: float) -> list[float]:
 
 def _limit(found: Findings, scale: _Scale) -> Iterator[str]:
     """The memory that a device has, if it is in the picture."""
-    least = min(node.device.memory_bytes for node in found.cluster.nodes)
+    least = found.cluster.least_memory_bytes
     if least <= scale.most_bytes:
         x = scale.x(least)
         yield f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{TOP + HEIGHT}" stroke="{THIS}" stroke-dasharray="5,4"/>'
-        yield _text(x - 4, TOP + 12, f"{size(least)} there are", "end", THIS)
+        yield svg.text(x - 4, TOP + 12, f"{size(least)} there are", "end", THIS)
 
 
 def _front(found: Findings, front: Sequence[Judged], scale: _Scale) -> Iterator[str]:
@@ -120,16 +114,12 @@ def _dot(found: Findings, judged: Judged, scale: _Scale, colour: str, radius: in
 
 def _legend(found: Findings, front: Sequence[Judged]) -> Iterator[str]:
     x, y = LEFT + WIDTH + 16, TOP + 8
-    yield _text(x, y, f"ring: this plan, {_name(in_words(found.plan))}", colour=THIS)
-    yield _text(x, y + _LINE, "grey: other plans; hollow: does not fit", colour="#777")
-    yield _text(x, y + 3 * _LINE, "as fast as it gets for its memory:", colour=ON_FRONT)
+    yield svg.text(x, y, f"ring: this plan, {_name(in_words(found.plan))}", colour=THIS)
+    yield svg.text(x, y + _LINE, "grey: other plans; hollow: does not fit", colour="#777")
+    yield svg.text(x, y + 3 * _LINE, "as fast as it gets for its memory:", colour=ON_FRONT)
     for number, each in enumerate(front[:_MOST_NAMED], 1):
-        yield _text(x, y + (3 + number) * _LINE, f"{number}  {_name(in_words(each.plan))}")
+        yield svg.text(x, y + (3 + number) * _LINE, f"{number}  {_name(in_words(each.plan))}")
 
 
 def _name(text: str) -> str:
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..."
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#333") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'

@@ -26,8 +26,8 @@ def volume(source: Side, target: Side, shape: Sequence[int], gradient: bool = Fa
     if gradient:
         common[:, [place for place, unwanted in enumerate(wants_nothing(target)) if unwanted]] = 0
     given = [[0] * target.devices for _ in range(source.devices)]
-    replicas = Replicas(_holdings(source))
     holdings = _holdings(source)
+    replicas = Replicas(holdings)
     for place, amounts in enumerate(common.T.long().tolist()):
         own = target.first_rank + place - source.first_rank
         for content in dict.fromkeys(itertools.compress(holdings, amounts)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from hgc.automatic import verdict
 from hgc.backends.simulator import Options, Simulation, StageProgram, simulate
 from hgc.cluster import Cluster
 from hgc.cost.symbolic import ProgramCosts
@@ -16,7 +17,7 @@ from hgc.passes.sharding.search.judged import Verdict, in_words
 from hgc.passes.sharding.search.planner import SearchPlanner
 from hgc.passes.sharding.search.space import lowered_alike
 from hgc.passes.sharding.stages import cut
-from hgc.plan import Plan, Prediction
+from hgc.plan import Plan
 from hgc.simulation import linked, stage_key
 from hgc.strategy import RECOMPUTE, Strategy
 from hgc.tools.bench.fidelity_models import NotRebuilt, build, example
@@ -67,8 +68,7 @@ class Alike:
         return found.program, found.costs
 
     def judge(self, program: Program, plan: Plan, cluster: Cluster) -> Verdict:
-        found = self.simulate(program, plan, cluster)
-        return Verdict(Prediction(found.step_s, int(found.peak_bytes), basis="simulated"), found.fullness(cluster))
+        return verdict(self.simulate(program, plan, cluster), cluster)
 
     def simulate(self, program: Program, plan: Plan, cluster: Cluster) -> Simulation:
         pairs = zip(cut(program, plan), plan.strategies, strict=True)

@@ -26,7 +26,7 @@ from hgc.ir.value import value
 from hgc.passes.sharding.search.crossings import Crossing, crossings
 from hgc.passes.sharding.search.pipeline import Arrival, Pipeline
 from hgc.passes.sharding.search.problem import Numbers as Seconds
-from hgc.passes.sharding.search.space import lowered_alike
+from hgc.passes.sharding.search.space import block_graph
 from hgc.passes.sharding.search.switches import carried, exchanges_s, sides
 from hgc.passes.sharding.stages import cut
 from hgc.plan import Plan, Precision, Stage
@@ -188,7 +188,7 @@ class ProgramBlocks:
         return np.array([table[kind] for kind in self.kinds])
 
     def _block(self, kind: int, strategy: Strategy) -> _Lowered | None:
-        graph = replace(lowered_alike(strategy), dp=1)
+        graph = block_graph(strategy)
         key = self.hashes[kind], graph
         if key not in self._lowered:
             try:

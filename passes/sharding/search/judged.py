@@ -9,7 +9,7 @@ from hgc.cluster import Cluster
 from hgc.ir.program import Program
 from hgc.passes.sharding.search.costs import ProgramBlocks
 from hgc.passes.sharding.search.hybrid import Outcome
-from hgc.passes.sharding.search.space import lowered_alike
+from hgc.passes.sharding.search.space import block_graph
 from hgc.plan import Plan, Prediction
 from hgc.strategy import Strategy
 
@@ -33,6 +33,10 @@ class Judged:
     plan: Plan
     predicted: Prediction
     fullness: float = 0.0
+
+    @staticmethod
+    def of(plan: Plan, verdict: Verdict) -> Judged:
+        return Judged(plan, verdict.predicted, verdict.fullness)
 
     @property
     def step_s(self) -> float:
@@ -81,7 +85,7 @@ class Late:
         """Those that :meth:`ProgramBlocks.usable` allows. ``begin``: nothing is there yet, so take time for one of them at least."""
         by_graph: dict[Strategy, list[Strategy]] = {}
         for strategy in strategies:
-            by_graph.setdefault(replace(lowered_alike(strategy), dp=1), []).append(strategy)
+            by_graph.setdefault(block_graph(strategy), []).append(strategy)
         found = set[Strategy]()
         for graph, group in by_graph.items():
             if graph not in self._begun and self() and (found or not begin):

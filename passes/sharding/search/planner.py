@@ -175,16 +175,12 @@ class SearchPlanner(Planner):
             if late() and any(each.fits for each in judged):
                 break
             try:
-                judged.append(self._seen(program, variant, cluster))
+                judged.append(Judged.of(variant, self.judge(program, variant, cluster)))
             except HgcError as error:
                 refused.append(f"{in_words(variant)}: {error}")
         if not judged:
             raise PlanError(f"no plan that was found for {program.name} can be lowered ({refused[0]}); write a plan by hand")
         return judged + self._refined(program, cluster, judged, late)
-
-    def _seen(self, program: Program, plan: Plan, cluster: Cluster) -> Judged:
-        verdict = self.judge(program, plan, cluster)
-        return Judged(plan, verdict.predicted, verdict.fullness)
 
     def _scheduled(self, plan: Plan) -> Iterator[Plan]:
         """Stages that all share their ranks leave nothing to order."""
@@ -209,7 +205,7 @@ class SearchPlanner(Planner):
             tried = list[Judged]()
             for plan in new:
                 with suppress(HgcError):  # a neighbour is an offer: what cannot be is not taken
-                    tried += [self._seen(program, plan, cluster)] if not late() else []
+                    tried += [Judged.of(plan, self.judge(program, plan, cluster))] if not late() else []
             found += tried
             if not any(each.step_s < best.step_s and each.fits for each in tried):
                 break

@@ -81,7 +81,7 @@ def remedies(program: Program, cluster: Cluster, memory_share: float, problems: 
 def nothing_fits(what: str, found: Remedies, blocks: ProgramBlocks) -> str:
     """The sentence of the error. ``what``: "no plan fits llama"."""
     cluster = blocks.cluster
-    least = min(node.device.memory_bytes for node in cluster.nodes)
+    least = cluster.least_memory_bytes
     text = f"{what} into {least / 2**20:.4g} MiB on each of {cluster.devices} device{'s' * (cluster.devices > 1)}"
     if found.share is None:
         return f"{text}, nor into more of it, because the batch of {blocks.batch} does not divide"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hgc import records
 from hgc.errors import PlanError
-from hgc.strategy import AXES, RECOMPUTE, ZERO_STAGES, Strategy
+from hgc.strategy import RECOMPUTE, ZERO_STAGES, Strategy
 
 SPACES = ("hgc", "galvatron-bmw")
 PARADIGMS = ("dp", "sdp", "tp")
 """Of Galvatron-BMW: data parallel, sharded data parallel (ZeRO 3), tensor parallel."""
-PINNABLE = (*AXES, "zero", "sequence_parallel", "recompute")
-"""Fields of a strategy that a user may fix or forbid."""
 
 
 @dataclass(frozen=True)
@@ -130,25 +128,14 @@ def space(name: str, devices: int, most_tp: int | None = None) -> tuple[Strategy
     return strategies(devices, most_tp) if name == "hgc" else galvatron_strategies(devices)
 
 
-def narrowed(found: Sequence[Strategy], fix: Mapping[str, object], forbid: Mapping[str, Sequence[object]]) -> tuple[Strategy, ...]:
-    """Those that have every fixed value and no forbidden one, ``fix={"tp": 2}``, ``forbid={"zero": (3,)}``; perhaps none.
-
-    Raises :class:`PlanError` for a name that no strategy has.
-    """
-    for name in (*fix, *forbid):
-        if name not in PINNABLE:
-            raise PlanError(f"a strategy has no {name!r} to fix or forbid; {records.suggestion(str(name), PINNABLE)}")
-    return tuple(
-        strategy
-        for strategy in found
-        if all(getattr(strategy, name) == wanted for name, wanted in fix.items())
-        and not any(getattr(strategy, name) in values for name, values in forbid.items())
-    )
-
-
 def lowered_alike(strategy: Strategy) -> Strategy:
     """What of a strategy decides the graph: ZeRO and recomputation are the runtime's."""
     return replace(strategy, zero=0, recompute="none")
+
+
+def block_graph(strategy: Strategy) -> Strategy:
+    """What decides the graph of a block's share of the batch: ``dp`` only divides the batch."""
+    return replace(lowered_alike(strategy), dp=1)
 
 
 def _divisors(number: int) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hgc.errors import PlanError
-from hgc.passes.sharding.search.space import galvatron_strategies, narrowed, space, strategies, trees
+from hgc.passes.sharding.search.pins import Pins
+from hgc.passes.sharding.search.space import galvatron_strategies, space, strategies, trees
 from hgc.strategy import Strategy
 
 
@@ -50,12 +51,13 @@ def test_own_space_is_whole(devices: int) -> None:
 
 def test_pins() -> None:
     found = strategies(8)
-    fixed = narrowed(found, {"tp": 2, "recompute": "full"}, {"zero": (3, 2)})
+    pins = Pins.of({"tp": 2, "recompute": "full"}, {"zero": (3, 2)})
+    fixed = tuple(strategy for strategy in found if pins.allow(strategy))
     assert fixed
     assert all(s.tp == 2 and s.recompute == "full" and s.zero < 2 for s in fixed)
     assert Strategy(dp=4, tp=2, recompute="full") in fixed
-    with pytest.raises(PlanError, match="no 'pp' to fix"):
-        narrowed(found, {"pp": 2}, {})
+    with pytest.raises(PlanError, match="no 'ep' to fix"):
+        Pins.of({"ep": 2}, {})
 
 
 def test_bad_names() -> None:

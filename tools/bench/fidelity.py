@@ -36,6 +36,7 @@ from hgc.tools.bench.fidelity_statistics import (
     with_failures,
 )
 from hgc.tools.bench.machine import machine
+from hgc.tools.bench.targets import target
 from hgc.tools.console import heading, out, say, table
 
 STEP_MEDIAN, STEP_P90, MEMORY_MEDIAN = 0.10, 0.25, 0.08
@@ -100,18 +101,14 @@ def targets(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     steps = spread(outcome.step_error for outcome in outcomes if is_published(outcome))
     memory = spread(outcome.memory_error for outcome in outcomes)
     classes, plans = classify(with_failures(outcomes)), order(outcomes)
+    accuracy = classes.accuracy if classes.ran + classes.out else None
     return [
-        _target("step time of dense published rows: median |predicted / published - 1|", steps.median if steps else None, STEP_MEDIAN),
-        _target("step time of dense published rows: 90th percentile", steps.p90 if steps else None, STEP_P90),
-        _target("memory: median |predicted / published - 1|", memory.median if memory else None, MEMORY_MEDIAN),
-        _target("out of memory: accuracy in sweeps with failures", classes.accuracy if classes.ran + classes.out else None, ACCURACY, True),
-        _target("order of plans in a sweep: Kendall's tau", plans.tau if plans.pairs else None, TAU, True),
+        target("step time of dense published rows: median |predicted / published - 1|", steps.median if steps else None, STEP_MEDIAN),
+        target("step time of dense published rows: 90th percentile", steps.p90 if steps else None, STEP_P90),
+        target("memory: median |predicted / published - 1|", memory.median if memory else None, MEMORY_MEDIAN),
+        target("out of memory: accuracy in sweeps with failures", accuracy, ACCURACY, at_least=True),
+        target("order of plans in a sweep: Kendall's tau", plans.tau if plans.pairs else None, TAU, at_least=True),
     ]
-
-
-def _target(name: str, value: float | None, limit: float, least: bool = False) -> dict[str, Any]:
-    holds = value is not None and (value >= limit if least else value <= limit)
-    return {"name": name, "value": value, "limit": limit, "holds": holds}
 
 
 def encoded(outcome: Outcome) -> dict[str, Any]:
@@ -155,9 +152,9 @@ def report(outcomes: Sequence[Outcome], found: Sequence[dict[str, Any]]) -> None
     for reason, count in Counter(outcome.reason for outcome in outcomes if outcome.reason).most_common():
         say(f"  {count:4d}  {reason}")
     heading("Targets")
-    for target in found:
-        value = "no rows" if target["value"] is None else f"{target['value']:.3f}"
-        say(f"  {'holds' if target['holds'] else 'FAILS'}  {target['name']}: {value} (limit {target['limit']})")
+    for each in found:
+        value = "no rows" if each["value"] is None else f"{each['value']:.3f}"
+        say(f"  {'holds' if each['holds'] else 'FAILS'}  {each['name']}: {value} (limit {each['limit']})")
 
 
 def _spreads(outcomes: Sequence[Outcome], title: str, memory: bool = False) -> Table:

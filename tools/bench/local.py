@@ -24,6 +24,7 @@ from hgc.tools.bench.job import run_cases
 from hgc.tools.bench.local_worker import CLUSTER, Case, Steps
 from hgc.tools.bench.machine import machine
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
+from hgc.tools.bench.targets import target
 from hgc.tools.console import say, stage, table
 
 WORKER = "hgc.tools.bench.local_worker"
@@ -56,10 +57,10 @@ def run(
             for size in sizes:
                 for model in MODELS:
                     for strategy in strategies:
-                        target = Path(folder) / f"program{len(cases)}"
+                        where = Path(folder) / f"program{len(cases)}"
                         executables.append(compiler.compile(MODELS[model](size), global_batch(size, 0), plan=strategy))
-                        executables[-1].save(target)
-                        cases.append(Case(model, strategy, size, str(target), 3, steps))
+                        executables[-1].save(where)
+                        cases.append(Case(model, strategy, size, str(where), 3, steps))
         with stage(f"profile and measure on {RANKS} processes"):
             measured = run_cases(Path(folder), WORKER, cases, Steps, RANKS, timeout_s, shlex.split(launch or ""))
         cluster = Cluster.load(Path(folder) / CLUSTER)
@@ -92,13 +93,11 @@ def _row(case: Case, found: Steps, predicted: Simulation) -> dict[str, Any]:
 def _targets(rows: Sequence[dict[str, Any]], nodes: int) -> list[dict[str, Any]]:
     where = f"{nodes} node{'s' * (nodes > 1)}"
     off = statistics.median(abs(row["error"]) for row in rows)
-    found = [
-        {"name": f"step time, {where}: median of |predicted / measured - 1|", "value": off, "limit": STEP_LIMIT, "holds": off <= STEP_LIMIT}
-    ]
+    found = [target(f"step time, {where}: median of |predicted / measured - 1|", off, STEP_LIMIT)]
     if nodes > 1:
         worst = max(abs(_bytes_error(row)) for row in rows)
         name = f"bytes between nodes, {where}: largest |predicted / counted - 1|"
-        found.append({"name": name, "value": worst, "limit": BYTES_LIMIT, "holds": worst <= BYTES_LIMIT})
+        found.append(target(name, worst, BYTES_LIMIT))
     return found
 
 

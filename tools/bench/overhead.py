@@ -24,6 +24,7 @@ from hgc.tools.bench.overhead_baselines import describe
 from hgc.tools.bench.overhead_models import MODELS, Size, global_batch
 from hgc.tools.bench.overhead_ratios import Pairs, ratio
 from hgc.tools.bench.overhead_worker import Case
+from hgc.tools.bench.targets import target
 from hgc.tools.console import say, stage, table
 
 WORKER = "hgc.tools.bench.overhead_worker"
@@ -66,10 +67,10 @@ def run(
         cases = []
         with stage("compile"):
             for index, (model, strategy) in enumerate([*comparisons, *compiled]):
-                target = Path(folder) / f"program{index}"
+                where = Path(folder) / f"program{index}"
                 deep = _deep_enough(size, strategy)
-                compiler.compile(MODELS[model](deep), global_batch(deep, 0), plan=strategy).save(target)
-                cases.append(Case(model, strategy, deep, str(target), warmup, pairs, index >= len(comparisons)))
+                compiler.compile(MODELS[model](deep), global_batch(deep, 0), plan=strategy).save(where)
+                cases.append(Case(model, strategy, deep, str(where), warmup, pairs, index >= len(comparisons)))
         measured: list[tuple[Case, Pairs]] = []
         for ranks in sorted({_ranks(case) for case in cases}):
             chosen = [case for case in cases if _ranks(case) == ranks]
@@ -82,7 +83,7 @@ def run(
         "bench": "overhead",
         "machine": machine(backend="gloo", threads_for_each_process=1),
         "rows": rows,
-        "targets": [target for row in rows for target in _targets(row)],
+        "targets": [each for row in rows for each in _targets(row)],
     }
 
 
@@ -129,7 +130,7 @@ def row(case: Case, found: Pairs) -> dict[str, Any]:
 
 def _targets(row: dict[str, Any]) -> list[dict[str, Any]]:
     name = f"{row['model']} {row['plan']}: step time / {row['baseline']}"
-    return [{"name": name, "value": row["ratio"], "limit": LIMIT, "holds": row["ratio"] <= LIMIT}]
+    return [target(name, row["ratio"], LIMIT)]
 
 
 def _table(rows: Sequence[dict[str, Any]], size: Size) -> Table:

@@ -23,6 +23,7 @@ from hgc.tools.bench.parity_cases import ParityCase
 from hgc.tools.bench.parity_check import STEPS, Outcome, check
 from hgc.tools.bench.parity_draw import GROUP, draw
 from hgc.tools.bench.parity_shrink import shrink
+from hgc.tools.bench.targets import target
 from hgc.tools.console import out, say, table
 
 REPEAT = "hgc bench parity --case '{}'"
@@ -49,8 +50,8 @@ def run(cases: int = 100, seed: int = 0, case: str | None = None, jobs: int = 1)
         "rows": [{"case": str(each), "outcome": outcome.kind, "what": outcome.what, "worst": outcome.worst} for each, outcome in found],
         "wrong": len(bad),
         "targets": [
-            {"name": f"mismatches and failures in {len(found)} cases", "value": len(bad), "limit": 0, "holds": not bad},
-            {"name": "share of cases that ran", "value": equal / len(found), "limit": 0.5, "holds": equal / len(found) >= 0.5},
+            target(f"mismatches and failures in {len(found)} cases", len(bad), 0),
+            target("share of cases that ran", equal / len(found), 0.5, at_least=True),
         ],
     }
 

@@ -14,8 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.table import Table
-
 from hgc.passes.sharding.search.exact import brute_force, solve_exact
 from hgc.passes.sharding.search.hybrid import search
 from hgc.passes.sharding.search.partition import balance, bmw, walk_then_all
@@ -26,9 +24,9 @@ from hgc.passes.sharding.search.space import trees
 from hgc.tools.bench import search_public
 from hgc.tools.bench.machine import machine
 from hgc.tools.bench.search_problems import LARGEST, MODELS, layer, problem, problems, random_chain, rounded
+from hgc.tools.bench.targets import Target, target, target_table
 from hgc.tools.console import say, stage, table
 
-Target = dict[str, Any]
 _Result = TypeVar("_Result")
 COUNTS = {8: (22, 44), 16: (37, 74), 32: (56, 112), 64: (79, 158), 1024: (211, 422)}
 """Devices -> trees without and with recomputation: 22 and 44 are published, the others follow from the same rules."""
@@ -63,7 +61,7 @@ def run(data: str | None = None, cases: int = 500) -> dict[str, Any]:
     if data is not None:
         with stage("public engine"):
             found += search_public.compare(Path(data), rows)
-    table(_table(found))
+    table(target_table("the search against references", found))
     say("gap: how much longer the plan takes than the reference; proven: than the lower bound that the solver returns with it")
     return {"bench": "search", "machine": machine(), "rows": rows, "targets": found}
 
@@ -71,7 +69,7 @@ def run(data: str | None = None, cases: int = 500) -> dict[str, Any]:
 def _counts() -> Iterator[Target]:
     for devices, wanted in COUNTS.items():
         counted = len(trees(devices, recompute=False)), len(trees(devices))
-        yield _target(f"strategies on {devices} devices", counted[1], wanted[1], holds=counted == wanted)
+        yield target(f"strategies on {devices} devices", counted[1], wanted[1]) | {"holds": counted == wanted}
 
 
 def _brute_force(cases: int) -> Target:
@@ -83,7 +81,7 @@ def _brute_force(cases: int) -> Target:
             unlike += wanted is not found
         else:
             unlike += not math.isclose(wanted.time_s, found.time_s, rel_tol=1e-9)
-    return _target(f"random instances of {cases} with another cost than brute force", unlike, 0)
+    return target(f"random instances of {cases} with another cost than brute force", unlike, 0)
 
 
 def _gaps(rows: list[dict[str, Any]]) -> Iterator[Target]:
@@ -97,10 +95,10 @@ def _gaps(rows: list[dict[str, Any]]) -> Iterator[Target]:
         proven.append(found.gap)
         ratios.append(exact_s / solver_s)
         rows.append({"kind": "stage", "name": name, "gap": gaps[-1], "proven": proven[-1], "exact_s": exact_s, "solver_s": solver_s})
-    yield _target("gap to the exact programme, median", statistics.median(gaps), 0.005)
-    yield _target("gap to the exact programme, worst", max(gaps), 0.01)
-    yield _target("proven gap, median", statistics.median(proven), 0.005)
-    yield _target("proven gap, worst", max(proven), 0.01)
+    yield target("gap to the exact programme, median", statistics.median(gaps), 0.005)
+    yield target("gap to the exact programme, worst", max(gaps), 0.01)
+    yield target("proven gap, median", statistics.median(proven), 0.005)
+    yield target("proven gap, worst", max(proven), 0.01)
     say(f"processor time, exact programme with {STEPS} steps of memory / solver: {statistics.median(ratios):.3g} in the median")
 
 
@@ -128,7 +126,7 @@ def _cuts(rows: list[dict[str, Any]]) -> Iterator[Target]:
             row = {"kind": "cuts", "factor": factor, "walk": walk.cuts, "walk_s": walk.step_s, "best": best.cuts, "best_s": best.step_s}
             rows.append(row | {"balance": asdict(balance(best, given))})
     say(f"steps with the cuts of BMW's walk take up to {gain:.3g} times as long as with the best cuts")
-    yield _target("step with the best cuts / with those of BMW's walk, worst", worst, 1.0)
+    yield target("step with the best cuts / with those of BMW's walk, worst", worst, 1.0)
 
 
 def _searches(rows: list[dict[str, Any]]) -> Iterator[Target]:
@@ -139,25 +137,11 @@ def _searches(rows: list[dict[str, Any]]) -> Iterator[Target]:
         row = {"kind": "search", "name": name, "solver_s": taken_s, "step_s": best.plan.step_s, "gap": found.gap, "cuts": best.plan.cuts}
         rows.append(row | {"searched": found.searched, "left_out": found.left_out, "stages": best.problem.stages})
         if math.isfinite(limit_s):
-            yield _target(f"seconds: {name}", taken_s, limit_s)
-    yield _target("proven gap of whole searches, worst", max(row["gap"] for row in rows if row["kind"] == "search"), 0.05)
+            yield target(f"seconds: {name}", taken_s, limit_s)
+    yield target("proven gap of whole searches, worst", max(row["gap"] for row in rows if row["kind"] == "search"), 0.05)
 
 
 def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
     start = time.process_time()
     result = work()
     return result, time.process_time() - start
-
-
-def _target(name: str, value: float, limit: float, *, holds: bool | None = None) -> Target:
-    return {"name": name, "value": value, "limit": limit, "holds": value <= limit if holds is None else holds}
-
-
-def _table(found: list[Target]) -> Table:
-    shown = Table(title="the search against references")
-    shown.add_column("what", overflow="fold")
-    for column in ("value", "limit", ""):
-        shown.add_column(column, justify="right")
-    for target in found:
-        shown.add_row(target["name"], f"{target['value']:.4g}", f"{target['limit']:g}", "" if target["holds"] else "missed")
-    return shown

@@ -17,6 +17,7 @@ from hgc.passes.sharding.search.pipeline import Pipeline, StagePlan, measured, s
 from hgc.passes.sharding.search.solve import solve
 from hgc.passes.sharding.search.space import Tree
 from hgc.tools.bench.search_profiles import CONTEXT_BYTES, Problems, Recorded, limit_bytes, problems, recorded
+from hgc.tools.bench.targets import target
 
 _WORDS = re.compile(r"(\d+)-(\d+)(\*?)-(\d+)(f?)(-c)? x(\d+)")
 TOLERANCE = 1e-4
@@ -127,14 +128,14 @@ def compare(folder: Path, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]
     times = [each.row.cpu_s / each.solver_s for each in found if each.row.own_core]
     printed = [abs(each.public_engine_s / each.printed_s - 1) for each in found]
     yield target("public plan priced here over what the engine printed, median distance from 1", _median(printed), 0.02)
-    yield target("step, public plan / hgc's, worst (no worse)", min(ratios, default=0.0), 1 - _SAME, least=True)
+    yield target("step, public plan / hgc's, worst (no worse)", min(ratios, default=0.0), 1 - _SAME, at_least=True)
     faster = "share of recorded searches in which hgc's plan is faster"
     best = [ratio > 1 + _SAME or each.gap <= _SAME for ratio, each in zip(ratios, found, strict=True)]
-    yield target(faster, _share(ratio > 1 + _SAME for ratio in ratios), 0.5, least=True)
-    yield target("the same, or no plan of the space can be faster (by its bound)", _share(best), 1.0, least=True)
+    yield target(faster, _share(ratio > 1 + _SAME for ratio in ratios), 0.5, at_least=True)
+    yield target("the same, or no plan of the space can be faster (by its bound)", _share(best), 1.0, at_least=True)
     whole = [each.public_s / each.without_reserve_s for each in found]
-    yield target(f"{faster}, without the engine's flat reserve", _share(ratio > 1 + _SAME for ratio in whole), 0.5, least=True)
-    yield target("processor time, public engine (recorded) / hgc, median", _median(times), 20, least=True)
+    yield target(f"{faster}, without the engine's flat reserve", _share(ratio > 1 + _SAME for ratio in whole), 0.5, at_least=True)
+    yield target("processor time, public engine (recorded) / hgc, median", _median(times), 20, at_least=True)
 
 
 def encoded(found: Beside) -> dict[str, Any]:
@@ -156,10 +157,6 @@ def encoded(found: Beside) -> dict[str, Any]:
         "priced_over_printed": found.public_engine_s / found.printed_s,
         "memory_printed_over_here": found.printed_share,
     }
-
-
-def target(name: str, value: float, limit: float, *, least: bool = False) -> dict[str, Any]:
-    return {"name": name, "value": value, "limit": limit, "holds": value >= limit if least else value <= limit}
 
 
 def _share(holds: Iterable[bool]) -> float:

@@ -22,6 +22,7 @@ from hgc.passes.sequence.paper import flexsp
 from hgc.passes.sequence.planner import plan_batch
 from hgc.tools.bench.machine import machine
 from hgc.tools.bench.sequence_published import FLEET, LAWS, MEMORY_BYTES, MODELS, SPEEDUPS, Lengths, Model
+from hgc.tools.bench.targets import target, target_table
 from hgc.tools.console import say, stage, table
 
 Row = dict[str, Any]
@@ -50,7 +51,7 @@ def run(data: str | None = None, cases: int = 10, seed: int = 0) -> dict[str, An
     table(_ratio_table(rows))
     table(_gain_table(rows))
     say("FlexSP: its micro-batches, solved by hgc's packing; Ulysses: one degree for the run")
-    table(_target_table(targets))
+    table(target_table("groups for unlike lengths", targets))
     return {"bench": "sequence", "machine": machine(), "rows": rows, "targets": targets}
 
 
@@ -67,10 +68,10 @@ def _planner(lengths: Lengths, rows: list[Row], fleet: Fleet, count: int, batche
         row = {"kind": "planner", "devices": fleet.devices, "sequences": count, "planning_s": seconds, "gap": plan.gap}
         rows.append(row | _shape(plan))
     name = f"{fleet.devices} devices, {count} sequences"
-    yield _target(f"{name}: planning, median s", statistics.median(taken), limit_s)
+    yield target(f"{name}: planning, median s", statistics.median(taken), limit_s)
     if fleet is FLEET:
-        yield _target(f"{name}: above the bound of its micro-batches, median", statistics.median(plan.gap for plan in found), 0.03)
-    yield _target(f"{name}: batches slower than groups of one degree", worse, 0)
+        yield target(f"{name}: above the bound of its micro-batches, median", statistics.median(plan.gap for plan in found), 0.03)
+    yield target(f"{name}: batches slower than groups of one degree", worse, 0)
 
 
 def _timed(batch: Numbers, costs: SequenceCosts, fleet: Fleet) -> tuple[SequencePlan, float]:
@@ -100,8 +101,8 @@ def _ratios(lengths: Lengths, rows: list[Row]) -> Iterator[Row]:
         errors.append(abs(over["ulysses"] / published[0] - 1))
         row = _setting("ratio", model, data, limit_k) | {"step_s": sums["flexsp"] / BATCHES, "over": over}
         rows.append(row | {"published": {"ulysses": published[0], "megatron": published[1]}})
-    yield _target("emulated over published speed-up over Ulysses, median error", statistics.median(errors), 0.10)
-    yield _target("emulated over published speed-up over Ulysses, worst error", max(errors), 0.10)
+    yield target("emulated over published speed-up over Ulysses, median error", statistics.median(errors), 0.10)
+    yield target("emulated over published speed-up over Ulysses, worst error", max(errors), 0.10)
 
 
 def _beyond(lengths: Lengths, rows: list[Row]) -> Iterator[Row]:
@@ -118,7 +119,7 @@ def _beyond(lengths: Lengths, rows: list[Row]) -> Iterator[Row]:
         rows.append(_setting("beyond", model, data, limit_k) | {"gain": theirs / ours, "step_s": ours / BATCHES})
     for data, limit in (("Wikipedia", 1.15), ("CommonCrawl", 1.08)):
         name = f"{data}: FlexSP's optimum over hgc's step, median of models"
-        yield _target(name, statistics.median(gains[data]), limit, at_least=True)
+        yield target(name, statistics.median(gains[data]), limit, at_least=True)
 
 
 def _settings(data: tuple[str, ...]) -> Iterator[tuple[Model, str, int]]:
@@ -152,11 +153,7 @@ def _milp(lengths: Lengths, rows: list[Row], cases: int) -> Iterator[Row]:
         ours, theirs = plan_batch(batch, costs, FLEET), flexsp(batch, costs, FLEET, "milp", MILP_S, tried=MILP_TRIED)
         better += ours.seconds < theirs.seconds
         rows.append({"kind": "milp", "batch": number, "hgc_s": ours.seconds, "milp": _shape(theirs)})
-    yield _target(f"batches of {cases} better than the MILP given {MILP_S:g} s a micro-batch", better, 0.9 * cases, at_least=True)
-
-
-def _target(name: str, value: float, limit: float, *, at_least: bool = False) -> Row:
-    return {"name": name, "value": value, "limit": limit, "holds": value >= limit if at_least else value <= limit}
+    yield target(f"batches of {cases} better than the MILP given {MILP_S:g} s a micro-batch", better, 0.9 * cases, at_least=True)
 
 
 def _ratio_table(rows: list[Row]) -> Table:
@@ -174,11 +171,4 @@ def _gain_table(rows: list[Row]) -> Table:
     for row in rows:
         if row["kind"] == "beyond":
             shown.add_row(row["model"], row["data"], f"{row['limit_k']}K", f"{row['gain']:.2f}", f"{row['step_s']:.1f}")
-    return shown
-
-
-def _target_table(targets: list[Row]) -> Table:
-    shown = Table("target", "value", "limit", "")
-    for each in targets:
-        shown.add_row(each["name"], f"{each['value']:.3g}", f"{each['limit']:g}", "" if each["holds"] else "missed")
     return shown

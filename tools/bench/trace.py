@@ -23,6 +23,7 @@ from torch import nn
 
 from hgc.errors import HgcError
 from hgc.tools.bench.machine import machine
+from hgc.tools.bench.targets import target
 from hgc.tools.bench.trace_parity import compare
 from hgc.tools.bench.zoo import ZooEntry, entries
 from hgc.tools.console import say, table
@@ -52,8 +53,8 @@ def run(json_path: str | None = None) -> dict[str, Any]:
         if not row["traced"]:
             say(f"{row['model']}: {row.get('refused') or row.get('failed')}")
     targets: Any = result["targets"]
-    for target in targets:
-        say(f"{'holds' if target['holds'] else 'FAILS'}: {target['name']}: {target['value']:.3g} (limit {target['limit']:.3g})")
+    for each in targets:
+        say(f"{'holds' if each['holds'] else 'FAILS'}: {each['name']}: {each['value']:.3g} (limit {each['limit']:.3g})")
     if json_path is not None:
         Path(json_path).write_text(json.dumps(result, indent=1), encoding="utf-8")
     return result
@@ -152,7 +153,7 @@ def _targets(rows: list[Row]) -> list[dict[str, Any]]:
         ("CPU seconds to trace a Llama with 80 layers and hidden size 8192", float(large.get("cpu_s", unknown)), CPU_LIMIT_S),
         ("bytes of peak memory for it", float(large.get("peak_bytes", unknown)), MEMORY_LIMIT_BYTES),
     ]
-    return [{"name": name, "value": value, "limit": limit, "holds": value <= limit} for name, value, limit in values]
+    return [target(name, value, limit) for name, value, limit in values]
 
 
 def _table(rows: list[Row]) -> Table:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hgc.errors import PlanError
-from hgc.passes.sequence.costs import Fleet, Numbers, SequenceCosts
-from hgc.passes.sequence.groups import Group, MicroBatch, SequencePlan
+from hgc.passes.sequence.costs import Fleet, Numbers, Rates, SequenceCosts
+from hgc.passes.sequence.groups import Packed, SequencePlan
 from hgc.passes.sequence.micro_batch import spread
 from hgc.passes.sequence.planner import checked
 
@@ -34,24 +34,22 @@ def batch_adaptive(lengths: ArrayLike, costs: SequenceCosts, fleet: Fleet) -> Se
 
 def _of_degree(lengths: Numbers, costs: SequenceCosts, fleet: Fleet, degree: int) -> SequencePlan:
     packs = packs_of(lengths, max(FULL * degree * costs.tokens_per_device, float(lengths.max())))
-    groups = fleet.devices // degree
+    groups = fleet.most_groups(degree)
     rates, index = costs.rates(fleet.degrees), fleet.degrees.index(degree)
     micro_batches = []
     for first in range(0, len(packs), groups):
         together = packs[first : first + groups]
         if len(together) < groups:
-            together = _respread(together, lengths, costs, fleet, degree)
-        seconds = max(rates.seconds(index, lengths[pack]) for pack in together)
-        placed = tuple(Group(degree, i * degree, tuple(pack)) for i, pack in enumerate(together))
-        micro_batches.append(MicroBatch(placed, seconds, 0.0))
+            together = _respread(together, lengths, rates, index, groups)
+        packed = Packed((index,) * len(together), tuple(map(tuple, together)))
+        micro_batches.append(packed.micro_batch(lengths, np.arange(len(lengths)), rates, fleet, 0.0))
     return SequencePlan(tuple(micro_batches), costs.sharding.step_s)
 
 
-def _respread(packs: list[list[int]], lengths: Numbers, costs: SequenceCosts, fleet: Fleet, degree: int) -> list[list[int]]:
+def _respread(packs: list[list[int]], lengths: Numbers, rates: Rates, degree: int, groups: int) -> list[list[int]]:
     """The last micro-batch's sequences over all groups, longest first to the least busy, where memory allows."""
     members = sorted((i for pack in packs for i in pack), key=lambda i: -lengths[i])
-    rates, index = costs.rates(fleet.degrees), fleet.degrees.index(degree)
-    found = spread(lengths[members], rates, index, fleet.devices // degree)
+    found = spread(lengths[members], rates, degree, groups)
     return packs if found is None else [[members[i] for i in group] for group in found[1].members]
 
 

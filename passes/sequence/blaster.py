@@ -8,11 +8,13 @@ from functools import cache
 
 import numpy as np
 
+from hgc.passes.sequence.bound import Demand, least_deadline
 from hgc.passes.sequence.costs import Fleet, Numbers, Rates
 
 SHIFTS = (0.16, 0.08, 0.04, 0.02)
 """By what part of a micro-batch's tokens borders are tried to move."""
-PIECES = 48
+PIECES, STEPS, MIXES = 48, 16, (1.0, 0.6, 0.3)
+"""Of an estimate: lengths taken together, halvings of the interval, shares of work in the need that are looked at."""
 
 
 def even_borders(lengths: Numbers, micro_batches: int) -> list[int] | None:
@@ -80,33 +82,19 @@ def _move(borders: list[int], place: int, tokens: float, sums: Numbers, seconds:
 
 
 def estimate(lengths: Numbers, rates: Rates, fleet: Fleet, filled: float) -> float:
-    """About how long one micro-batch takes; infinite if its tokens do not fit. Like ``lower_bound``, for lengths taken together."""
-    edges = np.unique(np.linspace(0, len(lengths), min(PIECES, len(lengths)) + 1).astype(int))
-    counts = np.diff(edges)
-    mean = np.add.reduceat(lengths, edges[:-1]) / counts
+    """About how long one micro-batch takes; infinite if its tokens do not fit. A lower bound's demand, with lengths taken together."""
     if lengths.sum() > filled * fleet.devices * rates.tokens[0] / rates.degrees[0]:
         return math.inf
-    busy = rates.busy(mean)
-    holds = (mean[None, :] * (1 - 1e-9) <= rates.tokens[:, None]) & (lengths[0] <= rates.tokens.max())
-    memory = mean * (rates.degrees[0] / rates.tokens[0])
-    longest = rates.busy(lengths[:1])[:, 0] + rates.fixed
-    low = float(np.where(lengths[0] <= rates.tokens, longest, np.inf).min())
+    low = Demand.of(lengths[:1], np.ones(1), rates).least_s()
     if math.isinf(low):
         return math.inf
-    high = low + float((busy * rates.degrees[:, None]).max(axis=0) @ counts)
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        if _devices(middle, busy, memory, holds, counts, rates) > fleet.devices:
-            low = middle
-        else:
-            high = middle
-    return high
+    edges = np.unique(np.linspace(0, len(lengths), min(PIECES, len(lengths)) + 1).astype(int))
+    counts = np.diff(edges).astype(np.float64)
+    demand = Demand.of(np.add.reduceat(lengths, edges[:-1]) / counts, counts, rates)
+    high = low + float((demand.busy * rates.degrees[:, None]).max(axis=0) @ counts)
 
+    def suffices(deadline: float) -> bool:
+        time = demand.time(deadline)
+        return all(demand.devices(time, np.full(len(rates.degrees), mix)) <= fleet.devices for mix in MIXES)
 
-STEPS = 16
-
-
-def _devices(deadline: float, busy: Numbers, memory: Numbers, holds: np.ndarray, counts: np.ndarray, rates: Rates) -> float:
-    budget = np.maximum(deadline - rates.fixed, 1e-12)
-    time = np.where(holds & (busy <= budget[:, None]), busy * (rates.degrees / budget)[:, None], np.inf)
-    return max(float((mix * time + (1 - mix) * memory).min(axis=0) @ counts) for mix in (1.0, 0.6, 0.3))
+    return least_deadline(low, high, suffices, STEPS)[1]

@@ -155,6 +155,12 @@ class Fleet:
         nodes = self.devices // self.node_devices
         return found + [self.node_devices * 2**k for k in range(nodes.bit_length()) if 2**k <= nodes] + [self.devices]
 
+    def most_groups(self, degree: int) -> int:
+        """How many groups of one degree there is room for."""
+        if degree > self.node_devices or self.devices < self.node_devices:
+            return self.devices // degree
+        return self.devices // self.node_devices * (self.node_devices // degree)
+
     def layout(self, degrees: list[int]) -> list[int] | None:
         """The first device of each group, largest groups first so that none crosses a node's border; ``None`` if they do not fit."""
         free = [self.node_devices] * max(1, self.devices // self.node_devices) if self.devices >= self.node_devices else [self.devices]

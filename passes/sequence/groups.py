@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hgc.passes.sequence.costs import Fleet, Numbers, SequenceCosts
+from hgc.passes.sequence.costs import Fleet, Numbers, Rates, SequenceCosts
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,17 @@ class Packed:
     degrees: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
 
-    def seconds(self, lengths: Numbers, costs: SequenceCosts, fleet: Fleet) -> float:
+    def seconds(self, lengths: Numbers, rates: Rates) -> float:
         """Of the slowest group."""
-        rates = costs.rates(fleet.degrees)
         return max(rates.seconds(d, lengths[list(m)]) for d, m in zip(self.degrees, self.members, strict=True))
 
-    def micro_batch(self, lengths: Numbers, places: np.ndarray, costs: SequenceCosts, fleet: Fleet, bound_s: float) -> MicroBatch:
-        """As part of a plan; ``places`` of the lengths in the batch."""
+    def micro_batch(self, lengths: Numbers, places: np.ndarray, rates: Rates, fleet: Fleet, bound_s: float) -> MicroBatch:
+        """As part of a plan; ``places`` of the lengths in the batch. ``bound_s``: 0 where nothing is proven."""
         degrees = [fleet.degrees[d] for d in self.degrees]
         first = fleet.layout(degrees)
         assert first is not None
         found = [Group(d, f, tuple(int(places[i]) for i in m)) for d, f, m in zip(degrees, first, self.members, strict=True)]
-        seconds = self.seconds(lengths, costs, fleet)
+        seconds = self.seconds(lengths, rates)
         return MicroBatch(tuple(sorted(found, key=lambda group: group.first_device)), seconds, min(bound_s, seconds))
 
 
@@ -84,5 +83,7 @@ def check(plan: SequencePlan, lengths: Numbers, costs: SequenceCosts, fleet: Fle
         assert len(taken) == len(set(taken)), "two groups share a device"
         assert taken[-1] < fleet.devices, "a group reaches beyond the last device"
         for group in each.groups:
+            inside = group.first_device % fleet.node_devices + group.degree <= fleet.node_devices
+            assert inside or group.first_device % fleet.node_devices == 0, "a group crosses a node's border"
             tokens = lengths[list(group.sequences)].sum()
             assert tokens <= group.degree * costs.tokens_per_device * (1 + 1e-9), "a group holds more tokens than fit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hgc.passes.sequence.bound import lower_bound
-from hgc.passes.sequence.costs import Fleet, Numbers, Rates, SequenceCosts
+from hgc.passes.sequence.costs import Fleet, Numbers, Rates
 from hgc.passes.sequence.exact import Decision, OutOfNodesError
 from hgc.passes.sequence.groups import Packed
 from hgc.passes.sequence.pack import CHOSEN, PLAIN, pack
@@ -22,16 +22,15 @@ MOST_EXACT, NODES = 64, 3000
 """Up to how many sequences the exact search is tried, and for how many of its nodes in all."""
 
 
-def solve(lengths: Numbers, costs: SequenceCosts, fleet: Fleet) -> tuple[Packed, float] | None:
+def solve(lengths: Numbers, rates: Rates, fleet: Fleet) -> tuple[Packed, float] | None:
     """Groups and a lower bound on the seconds of all groups, for descending ``lengths``; ``None`` if memory does not suffice."""
-    rates = costs.rates(fleet.degrees)
     best = homogeneous(lengths, rates, fleet) or next((p for p in pack(lengths, rates, fleet, np.array([1e30]), PLAIN) if p), None)
     if best is None:
         return None
-    bound = lower_bound(lengths, rates, fleet, best.seconds(lengths, costs, fleet))
-    best = _sweep(best, bound, lengths, costs, rates, fleet)
+    bound = lower_bound(lengths, rates, fleet, best.seconds(lengths, rates))
+    best = _sweep(best, bound, lengths, rates, fleet)
     if len(lengths) <= MOST_EXACT:
-        best, bound = _bisect(best, bound, lengths, costs, rates, fleet)
+        best, bound = _bisect(best, bound, lengths, rates, fleet)
     return best, bound
 
 
@@ -42,7 +41,7 @@ def homogeneous(lengths: Numbers, rates: Rates, fleet: Fleet) -> Packed | None:
     for degree in range(len(rates.degrees)):
         if len(found) == 2 and len(lengths) > FEW:
             break
-        if (one := spread(lengths, rates, degree, _how_many(fleet, degree))) is not None:
+        if (one := spread(lengths, rates, degree, fleet.most_groups(fleet.degrees[degree]))) is not None:
             found.append(one)
     return min(found, key=lambda each: each[0])[1] if found else None
 
@@ -63,19 +62,12 @@ def spread(lengths: Numbers, rates: Rates, degree: int, groups: int) -> tuple[fl
     return float(rates.fixed[degree] + seconds.max()), Packed((degree,) * len(used), tuple(used))
 
 
-def _how_many(fleet: Fleet, degree: int) -> int:
-    size = fleet.degrees[degree]
-    if size > fleet.node_devices or fleet.devices < fleet.node_devices:
-        return fleet.devices // size
-    return fleet.devices // fleet.node_devices * (fleet.node_devices // size)
-
-
-def _sweep(best: Packed, bound: float, lengths: Numbers, costs: SequenceCosts, rates: Rates, fleet: Fleet) -> Packed:
+def _sweep(best: Packed, bound: float, lengths: Numbers, rates: Rates, fleet: Fleet) -> Packed:
     """Packings for deadlines between the bound and the best so far, ever closer to each other, in more and more ways."""
     efforts = EFFORTS if len(lengths) <= FEW else EFFORTS[:1]
     for ways, count in efforts:
         low = bound
-        high = best.seconds(lengths, costs, fleet)
+        high = best.seconds(lengths, rates)
         while high > max(low, bound * (1 + TOLERANCE)) * (1 + TOLERANCE / 4):
             deadlines = np.geomspace(low, min(high, low * STEP**count), count + 1)[:-1]
             tried = pack(lengths, rates, fleet, deadlines, ways)
@@ -85,16 +77,16 @@ def _sweep(best: Packed, bound: float, lengths: Numbers, costs: SequenceCosts, r
             else:
                 packed = tried[first]
                 assert packed is not None
-                best, high = packed, packed.seconds(lengths, costs, fleet)
+                best, high = packed, packed.seconds(lengths, rates)
                 low = float(deadlines[first - 1]) if first else low
                 if first == 0:
                     break
     return best
 
 
-def _bisect(best: Packed, bound: float, lengths: Numbers, costs: SequenceCosts, rates: Rates, fleet: Fleet) -> tuple[Packed, float]:
+def _bisect(best: Packed, bound: float, lengths: Numbers, rates: Rates, fleet: Fleet) -> tuple[Packed, float]:
     """Close the gap by decisions, until it is small or the search takes too long."""
-    high = best.seconds(lengths, costs, fleet)
+    high = best.seconds(lengths, rates)
     spent = 0
     while high > bound * (1 + TOLERANCE) and spent < NODES:
         middle = (high * bound) ** 0.5
@@ -108,5 +100,5 @@ def _bisect(best: Packed, bound: float, lengths: Numbers, costs: SequenceCosts, 
         if found is None:
             bound = middle
         else:
-            best, high = found, found.seconds(lengths, costs, fleet)
+            best, high = found, found.seconds(lengths, rates)
     return best, bound

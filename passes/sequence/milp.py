@@ -9,14 +9,14 @@ import cvxpy
 import numpy as np
 
 from hgc.passes.sequence.buckets import bucket_limits, padded
-from hgc.passes.sequence.costs import Fleet, Numbers, SequenceCosts
+from hgc.passes.sequence.costs import Fleet, Numbers, Rates
 from hgc.passes.sequence.groups import Packed
 
 BUCKETS = 16
 cp: Any = cvxpy  # its annotations lack most of its functions
 
 
-def solve_milp(lengths: Numbers, costs: SequenceCosts, fleet: Fleet, limit_s: float, buckets: int = BUCKETS) -> Packed | None:
+def solve_milp(lengths: Numbers, rates: Rates, fleet: Fleet, limit_s: float, buckets: int = BUCKETS) -> Packed | None:
     """Groups for descending ``lengths``, from virtual groups of every degree, with lengths padded to bucket limits.
 
     ``None`` if HiGHS has found nothing after ``limit_s`` seconds, or nothing exists.
@@ -25,7 +25,6 @@ def solve_milp(lengths: Numbers, costs: SequenceCosts, fleet: Fleet, limit_s: fl
     bucket = np.searchsorted(limits, lengths)
     counts = np.bincount(bucket, minlength=len(limits))
     virtual = [index for index, degree in enumerate(fleet.degrees) for _ in range(fleet.devices // degree)]
-    rates = costs.rates(fleet.degrees)
     used = cp.Variable(len(virtual), boolean=True)
     share = cp.Variable((len(limits), len(virtual)), integer=True)
     slowest = cp.Variable()

@@ -54,7 +54,7 @@ class _Rows:
         rows, n = len(deadlines), len(lengths)
         self._rates, self._deadlines = rates, deadlines
         self._lengths, self._busy = lengths.tolist(), rates.busy(lengths)
-        smallest = _smallest_degrees(lengths, rates, deadlines)
+        smallest = _smallest_degrees(self._busy, lengths, rates, deadlines)
         wide = np.arange(n)[None, :] < np.array([way.wide for way in ways])[:, None]
         degrees = len(rates.degrees)
         self.alive: NDArray[np.bool_] = np.asarray((smallest < degrees).all(axis=1))
@@ -116,8 +116,7 @@ class _Rows:
         return Packed(tuple(self._degree[row, : len(members)].tolist()), tuple(tuple(each) for each in members))
 
 
-def _smallest_degrees(lengths: Numbers, rates: Rates, deadlines: Numbers) -> np.ndarray:
+def _smallest_degrees(busy: Numbers, lengths: Numbers, rates: Rates, deadlines: Numbers) -> np.ndarray:
     """[deadlines, lengths]: index of the smallest degree that holds a sequence in time and memory; their number where none does."""
-    busy = rates.busy(lengths)
     fits = (busy[None] <= (deadlines[:, None] - rates.fixed[None])[:, :, None]) & (lengths[None, None] <= rates.tokens[None, :, None])
     return np.where(fits.any(axis=1), fits.argmax(axis=1), len(rates.degrees))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hgc.errors import PlanError
 from hgc.passes.sequence.blaster import better_borders, even_borders
@@ -15,28 +16,35 @@ from hgc.passes.sequence.costs import Fleet, Numbers, SequenceCosts
 from hgc.passes.sequence.groups import MicroBatch, SequencePlan
 from hgc.passes.sequence.micro_batch import solve
 
-MORE = 5
+TRIED = 5
 """How many numbers of micro-batches are tried, from the fewest that memory allows on (M' of the paper)."""
-
-
 FILLED = (0.95, 0.88, 0.8, 0.7)
 """How full of tokens a micro-batch may be when its borders are chosen: the fuller, the harder to pack."""
+Attempt = Callable[[Numbers, NDArray[np.int_], int, SequencePlan | None], SequencePlan | None]
+"""``(descending lengths, their places in the batch, number of micro-batches, best so far)``: a plan, if one fits and beats the best."""
 
 
 def plan_batch(lengths: ArrayLike, costs: SequenceCosts, fleet: Fleet) -> SequencePlan:
     """The fastest plan found for sequences of ``lengths`` [n] tokens. Raises ``PlanError`` for lengths that no plan can hold."""
+
+    def attempt(descending: Numbers, order: NDArray[np.int_], count: int, best: SequencePlan | None) -> SequencePlan | None:
+        return _with(descending, order, count, costs, fleet, best)
+
+    return best_count(lengths, costs, fleet, attempt, TRIED)
+
+
+def best_count(lengths: ArrayLike, costs: SequenceCosts, fleet: Fleet, attempt: Attempt, tried: int) -> SequencePlan:
+    """The best of ``tried`` numbers of micro-batches that fit; more than could be faster are not tried."""
     given = checked(lengths, costs, fleet)
     order = np.argsort(-given, kind="stable")
-    descending = given[order]
     best: SequencePlan | None = None
-    least = fewest(descending, costs, fleet)
-    count, tried = least, 0
-    while tried < MORE and count <= len(given):
-        if best is not None and least_seconds(descending, count, costs, fleet) >= best.seconds:
+    count = fewest(given, costs, fleet)
+    while tried and count <= len(given):
+        if best is not None and least_seconds(given[order], count, costs, fleet) >= best.seconds:
             break  # more micro-batches only add their fixed parts
-        found = _with(descending, order, count, costs, fleet, best)
+        found = attempt(given[order], order, count, best)
         if found is not None:
-            tried += 1
+            tried -= 1
             best = found if best is None or found.seconds < best.seconds else best
         count += 1
     assert best is not None, "one sequence for each micro-batch always fits"
@@ -77,12 +85,11 @@ def least_seconds(lengths: Numbers, micro_batches: int, costs: SequenceCosts, fl
 
 
 def _with(
-    lengths: Numbers, order: np.ndarray, count: int, costs: SequenceCosts, fleet: Fleet, best: SequencePlan | None
+    lengths: Numbers, order: NDArray[np.int_], count: int, costs: SequenceCosts, fleet: Fleet, best: SequencePlan | None
 ) -> SequencePlan | None:
     """The plan with ``count`` micro-batches; ``None`` if it does not fit or cannot beat ``best``."""
     even = even_borders(lengths, count)
-    if even is None:
-        return None
+    assert even is not None
     rates = costs.rates(fleet.degrees)
     found: SequencePlan | None = None
     seen: list[list[int]] = []
@@ -96,20 +103,20 @@ def _with(
 
 
 def _solve_all(
-    lengths: Numbers, order: np.ndarray, borders: list[int], costs: SequenceCosts, fleet: Fleet, limit_s: float
+    lengths: Numbers, order: NDArray[np.int_], borders: list[int], costs: SequenceCosts, fleet: Fleet, limit_s: float
 ) -> SequencePlan | None:
     """The micro-batches between ``borders``; ``None`` if one does not fit or all together will not be faster than ``limit_s``."""
     parts = [lengths[first:end] for first, end in pairwise(borders)]
     rates = costs.rates(fleet.degrees)
-    expected = [lower_bound(part, rates, fleet, limit_s) for part in parts]
+    expected = [lower_bound(part, rates, fleet, limit_s) if math.isfinite(limit_s) else 0.0 for part in parts]
     micro_batches: list[MicroBatch] = []
     for i, part in enumerate(parts):
         if costs.sharding.step_s + sum(each.seconds for each in micro_batches) + sum(expected[i:]) >= limit_s:
             return None
-        solved = solve(part, costs, fleet)
+        solved = solve(part, rates, fleet)
         if solved is None:
             return None
         packed, bound = solved
-        micro_batches.append(packed.micro_batch(part, order[borders[i] : borders[i + 1]], costs, fleet, bound))
+        micro_batches.append(packed.micro_batch(part, order[borders[i] : borders[i + 1]], rates, fleet, bound))
     plan = SequencePlan(tuple(micro_batches), costs.sharding.step_s)
     return plan if plan.seconds < limit_s else None

@@ -166,6 +166,8 @@ def best_cuts(problem: Pipeline, stages: Stages | None = None, below_s: float = 
     Fronts of (longest micro-batch, sum of last ones) for each number of stages and of blocks; dominated ones, and those that
     cannot be faster than the best known, are dropped: before a stage is planned by what its blocks take at prices of memory.
     """
+    if not np.isfinite(problem.micro_s).any(axis=1).all():
+        return None  # a block that no strategy can run
     stages = stages or Stages(problem)
     fastest, priced = _Fastest(problem), _Priced(problem)
     fronts: dict[int, list[_Front]] = {0: [_Front(0.0, 0.0, ())]}

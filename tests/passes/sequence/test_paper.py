@@ -41,10 +41,10 @@ def test_the_programme_finds_the_fastest_groups(lengths: list[int]) -> None:
     batch = -np.sort(-np.array(lengths, dtype=float))
     fleet = Fleet(4, 4)
     expected = fastest(batch, COSTS, fleet)
-    found = solve_milp(batch, COSTS, fleet, limit_s=20.0)
+    found = solve_milp(batch, COSTS.rates(fleet.degrees), fleet, limit_s=20.0)
     assert (found is None) == (expected == float("inf"))
     if found is not None:
-        assert found.seconds(batch, COSTS, fleet) == pytest.approx(expected, rel=1e-4)
+        assert found.seconds(batch, COSTS.rates(fleet.degrees)) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("solver", ["packing", "milp"])
@@ -72,6 +72,14 @@ def test_the_others_plans_hold_every_sequence() -> None:
     assert megatron(batch, COSTS, FLEET, 50_000, Shape(4096, 32, 50e9, 96e9)) > 0
     with pytest.raises(PlanError, match="8 devices hold no sequence of 60000 tokens"):
         ulysses(batch, COSTS, FLEET, 60_000)
+
+
+def test_groups_of_one_degree_stay_inside_nodes() -> None:
+    """Four of six devices leave two that no other group of four may take across the border."""
+    fleet = Fleet(12, 6)
+    plan = ulysses([24_000] * 5, COSTS, fleet, 28_000)
+    check(plan, np.full(5, 24_000.0), COSTS, fleet)
+    assert [len(each.groups) for each in plan.micro_batches] == [2, 2, 1]
 
 
 def test_packs_are_full() -> None:

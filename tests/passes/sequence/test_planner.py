@@ -76,14 +76,14 @@ def test_every_sequence_once_within_memory_above_the_bound(lengths: list[int], f
 def test_few_sequences_are_placed_as_well_as_can_be(lengths: list[int], fleet: Fleet) -> None:
     batch = -np.sort(-np.array(lengths, dtype=float))
     expected = fastest(batch, COSTS, fleet)
-    solved = solve(batch, COSTS, fleet)
+    solved = solve(batch, COSTS.rates(fleet.degrees), fleet)
     if expected == float("inf"):
         assert solved is None
         return
     assert solved is not None
     packed, bound = solved
     assert bound <= expected * (1 + 1e-9)
-    assert packed.seconds(batch, COSTS, fleet) <= expected * (1 + TOLERANCE)
+    assert packed.seconds(batch, COSTS.rates(fleet.degrees)) <= expected * (1 + TOLERANCE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,7 +93,7 @@ def test_never_slower_than_groups_of_one_degree(lengths: list[int]) -> None:
     fleet = Fleet(8, 4)
     one = homogeneous(batch, COSTS.rates(fleet.degrees), fleet)
     if one is not None:
-        assert plan_batch(lengths, COSTS, fleet).seconds <= one.seconds(batch, COSTS, fleet) * (1 + 1e-9)
+        assert plan_batch(lengths, COSTS, fleet).seconds <= one.seconds(batch, COSTS.rates(fleet.degrees)) * (1 + 1e-9)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(1, 4))
